@@ -12,35 +12,26 @@ def _protoc_impl(ctx):
         ctx.files.srcs,
         transitive = [d[ProtoSourcesInfo].transitive for d in ctx.attr.deps],
     )
-    out = {"cc": [], "h": [], "py": []}
+    out = {"cc": [], "h": []}
     root = ctx.label.package  # imports are relative to the package of the rule
     for src in ctx.files.srcs:
         stem = src.short_path[len(root) + 1:-len(".proto")]
         for kind in ["pb"] + (["grpc.pb"] if ctx.attr.grpc else []):
             out["cc"].append(ctx.actions.declare_file("%s.%s.cc" % (stem, kind)))
             out["h"].append(ctx.actions.declare_file("%s.%s.h" % (stem, kind)))
-        py = stem.replace("-", "_")
-        out["py"].append(ctx.actions.declare_file(py + "_pb2.py"))
-        if ctx.attr.grpc:
-            out["py"].append(ctx.actions.declare_file(py + "_pb2_grpc.py"))
-            if ctx.attr.mocks:
-                out["h"].append(ctx.actions.declare_file(stem + "_mock.grpc.pb.h"))
     gen = ctx.bin_dir.path + "/" + root
     args = ctx.actions.args()
     args.add("-I" + root)
     for d in ctx.attr.deps:
         args.add("-I" + d.label.package)
     args.add("--cpp_out=" + gen)
-    args.add("--python_out=" + gen)
     tools = [ctx.file._protoc]
     if ctx.attr.grpc:
         args.add("--plugin=protoc-gen-grpc=" + ctx.file._cpp.path)
-        args.add("--grpc_out=%s%s" % ("generate_mock_code=true:" if ctx.attr.mocks else "", gen))
-        args.add("--plugin=protoc-gen-grpc_python=" + ctx.file._python.path)
-        args.add("--grpc_python_out=" + gen)
-        tools += [ctx.file._cpp, ctx.file._python]
+        args.add("--grpc_out=" + gen)
+        tools.append(ctx.file._cpp)
     args.add_all(ctx.files.srcs)
-    outputs = out["cc"] + out["h"] + out["py"]
+    outputs = out["cc"] + out["h"]
     ctx.actions.run(
         executable = ctx.file._protoc,
         arguments = [args],
@@ -52,7 +43,7 @@ def _protoc_impl(ctx):
     )
     return [
         DefaultInfo(files = depset(outputs)),
-        OutputGroupInfo(cc = depset(out["cc"]), h = depset(out["h"]), py = depset(out["py"])),
+        OutputGroupInfo(cc = depset(out["cc"]), h = depset(out["h"])),
         ProtoSourcesInfo(transitive = transitive),
     ]
 
@@ -62,32 +53,28 @@ _protoc = rule(
         "srcs": attr.label_list(allow_files = [".proto"]),
         "deps": attr.label_list(providers = [ProtoSourcesInfo]),
         "grpc": attr.bool(default = True),
-        "mocks": attr.bool(default = False),
         "_protoc": attr.label(default = "@sys//:protoc", allow_single_file = True),
         "_cpp": attr.label(default = "@sys//:grpc_cpp_plugin", allow_single_file = True),
-        "_python": attr.label(default = "@sys//:grpc_python_plugin", allow_single_file = True),
     },
 )
 
-def grpc_library(name, srcs, deps = [], grpc = True, mocks = False, **kwargs):
-    """Messages and services of .proto files, for C++ (name) and Python (name_py).
+def grpc_library(name, srcs, deps = [], grpc = True, **kwargs):
+    """Messages and services of .proto files, for C++.
 
     Args:
-      name: a cc_library of this name; name_py is a py_library.
+      name: a cc_library of this name.
       srcs: .proto files; imports are relative to the package of the rule.
       deps: other grpc_library targets, for imports.
       grpc: also generate service stubs.
-      mocks: also generate gMock stubs (*_mock.grpc.pb.h).
-      **kwargs: to cc_library and py_library.
+      **kwargs: to cc_library.
     """
     _protoc(
         name = name + "_gen",
         srcs = srcs,
         deps = [d + "_gen" for d in deps],
         grpc = grpc,
-        mocks = mocks,
     )
-    for group in ("cc", "h", "py"):
+    for group in ("cc", "h"):
         native.filegroup(
             name = "%s_gen_%s" % (name, group),
             srcs = [name + "_gen"],
@@ -100,12 +87,5 @@ def grpc_library(name, srcs, deps = [], grpc = True, mocks = False, **kwargs):
         copts = ["-w"],
         includes = ["."],
         deps = deps + (["@sys//:grpcpp"] if grpc else ["@sys//:protobuf"]),
-        **kwargs
-    )
-    native.py_library(
-        name = name + "_py",
-        srcs = [name + "_gen_py"],
-        imports = ["."],
-        deps = [d + "_py" for d in deps],
         **kwargs
     )

@@ -37,11 +37,12 @@ _STUBS = {
         ]),
     },
     "remote_coverage_tools": {
+        "unused.sh": "#!/bin/sh\necho 'coverage reports are not set up' >&2\nexit 1\n",
         "BUILD": """
 package(default_visibility = ["//visibility:public"])
 [sh_binary(
     name = n,
-    srcs = ["merger.py"],
+    srcs = ["unused.sh"],
 ) for n in ("lcov_merger", "coverage_report_generator")]
 """,
     },
@@ -52,14 +53,11 @@ def _stub_impl(ctx):
     ctx.file("BUILD", "")
     for path, content in ctx.attr.files.items():
         ctx.file(path, content)
-    for label, path in ctx.attr.links.items():
-        ctx.symlink(label, path)
 
 _stub_repository = repository_rule(
     implementation = _stub_impl,
     attrs = {
         "files": attr.string_dict(),
-        "links": attr.label_keyed_string_dict(allow_files = True),
     },
     local = True,
 )
@@ -71,7 +69,4 @@ def offline_bootstrap():
     if native.bazel_version and not native.bazel_version.startswith("4."):
         return
     for name, files in _STUBS.items():
-        links = {}
-        if name == "remote_coverage_tools":
-            links = {"//third_party/bazel:coverage_merger.py": "merger.py"}
-        _stub_repository(name = name, files = files, links = links)
+        _stub_repository(name = name, files = files)

@@ -35,24 +35,11 @@ _LIBS = {
         [":grpcpp"],
     ),
     "openssl": ("libssl-dev", "openssl/ssl.h", ["openssl"], [], []),
+    "json": ("nlohmann-json3-dev", "nlohmann/json.hpp", [], [], []),
     "zlib": ("zlib1g-dev", "zlib.h", ["zlib"], [], []),
     "gtest": ("libgtest-dev", "gtest/gtest.h", ["gtest"], [], []),
     "gtest_main": ("libgtest-dev", "gtest/gtest.h", [], ["gtest_main"], [":gtest"]),
     "gmock": ("libgmock-dev", "gmock/gmock.h", [], ["gmock"], [":gtest"]),
-}
-
-# No static archive in Debian 12: such targets are skipped with static_deps (a
-# shared C++ library beside a static libstdc++ misbehaves silently).
-_SHARED_ONLY = {
-    "benchmark": ("libbenchmark-dev", "benchmark/benchmark.h", ["benchmark"], [], []),
-    "prometheus": ("prometheus-cpp-dev", "prometheus/registry.h", ["prometheus-cpp-core"], [], []),
-    "prometheus_pull": (
-        "prometheus-cpp-dev",
-        "prometheus/exposer.h",
-        [],
-        ["prometheus-cpp-pull"],
-        [":prometheus"],
-    ),
 }
 
 # Always the shared glibc, also in the static flavour.
@@ -61,7 +48,6 @@ _SYSTEM = ["-ldl", "-lrt", "-lpthread", "-lm", "-latomic"]
 _TOOLS = {
     "protoc": "protobuf-compiler",
     "grpc_cpp_plugin": "protobuf-compiler-grpc",
-    "grpc_python_plugin": "protobuf-compiler-grpc",
 }
 
 def _pkg_config(ctx, modules):
@@ -76,7 +62,7 @@ def _pkg_config(ctx, modules):
             libs.insert(0, word[2:])  # the last occurrence of each -lfoo: link order
     return libs
 
-def _one(ctx, name, spec, shared_only):
+def _one(ctx, name, spec):
     package, header, modules, extra, deps = spec
     if not ctx.path("/usr/include/" + header).exists:
         fail("missing /usr/include/%s: apt-get install %s" % (header, package))
@@ -91,26 +77,19 @@ def _one(ctx, name, spec, shared_only):
         "@summaryd//third_party/bazel:use_static_deps": {static},
         "//conditions:default": {shared},
     }}),
-    target_compatible_with = select({{
-        "@summaryd//third_party/bazel:use_static_deps": {constraint},
-        "//conditions:default": [],
-    }}),
     deps = {deps},
 )
 """.format(
         name = name,
-        static = repr(shared if shared_only else static),
+        static = repr(static),
         shared = repr(shared),
-        constraint = repr(["@summaryd//third_party/bazel:never"] if shared_only else []),
         deps = repr(deps),
     )
 
 def _impl(ctx):
     out = ["package(default_visibility = [\"//visibility:public\"])\n"]
     for name, spec in _LIBS.items():
-        out.append(_one(ctx, name, spec, False))
-    for name, spec in _SHARED_ONLY.items():
-        out.append(_one(ctx, name, spec, True))
+        out.append(_one(ctx, name, spec))
     for tool, package in _TOOLS.items():
         path = ctx.path("/usr/bin/" + tool)
         if not path.exists:
