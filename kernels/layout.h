@@ -33,18 +33,20 @@ inline constexpr std::int64_t kMaxIndex = 0x7fffffff;     // largest slot count,
 // What an engine chooses when it makes a cache.
 struct CacheGeometry {
   std::int32_t layers = 0;
-  std::int64_t blocks = 0;           // KV blocks, null block included
-  std::int32_t block_size = 0;       // tokens a block, a multiple of 8
-  std::int64_t block_stride = 0;     // bytes from block to block, over all layers
-  std::int64_t ring_blocks = 0;      // null ring block included
-  std::int32_t capacity = 0;         // ring rows in use a layer: position p is in row p % capacity
-  std::int32_t rows_per_layer = 0;   // ring rows reserved a layer, >= capacity
-  std::int32_t k = 0;                // speculative tokens of a verify step
+  std::int64_t blocks = 0;          // KV blocks, null block included
+  std::int32_t block_size = 0;      // tokens a block, a multiple of 8
+  std::int64_t block_stride = 0;    // bytes from block to block, over all layers
+  std::int64_t ring_blocks = 0;     // null ring block included
+  std::int32_t capacity = 0;        // ring rows in use a layer: position p is in row p % capacity
+  std::int32_t rows_per_layer = 0;  // ring rows reserved a layer, >= capacity
+  std::int32_t k = 0;               // speculative tokens of a verify step
 
   friend bool operator==(const CacheGeometry&, const CacheGeometry&) = default;
 
   // Bytes of one layer's part of a block.
-  constexpr std::int64_t page_bytes() const { return std::int64_t{block_size} / kRegionTokens * kSummaryBytes; }
+  constexpr std::int64_t page_bytes() const {
+    return std::int64_t{block_size} / kRegionTokens * kSummaryBytes;
+  }
   // The smallest legal block_stride.
   constexpr std::int64_t dense_block_stride() const { return layers * page_bytes(); }
   // Ring rows from ring block to ring block; ring bases are multiples of it.
@@ -59,24 +61,25 @@ struct CacheGeometry {
   constexpr std::int64_t page_offset(std::int64_t block, std::int64_t layer) const {
     return block * block_stride + layer * page_bytes();
   }
-  constexpr std::int64_t ring_row_offset(std::int64_t ring_block, std::int64_t layer, std::int64_t row) const {
+  constexpr std::int64_t ring_row_offset(std::int64_t ring_block, std::int64_t layer,
+                                         std::int64_t row) const {
     return ring_offset() + (ring_block * rows_per_block() + layer * rows_per_layer + row) * kRowBytes;
   }
 };
 
 // A run of layers of a cache as the kernels see it. Any strides: an engine's own layout fits too.
 struct CacheView {
-  std::uint8_t* summaries = nullptr;    // of the first layer, block 0
-  std::int64_t block_stride = 0;        // bytes
-  std::int64_t layer_stride = 0;        // bytes from a layer's summaries to the next layer's
+  std::uint8_t* summaries = nullptr;  // of the first layer, block 0
+  std::int64_t block_stride = 0;      // bytes
+  std::int64_t layer_stride = 0;      // bytes from a layer's summaries to the next layer's
   std::int64_t blocks = 0;
-  std::int32_t block_size = 0;          // tokens
+  std::int32_t block_size = 0;  // tokens
   std::int32_t layers = 0;
-  std::uint16_t* ring = nullptr;        // of the first layer, row 0
-  std::int64_t ring_layer_stride = 0;   // rows from a layer's ring to the next layer's
+  std::uint16_t* ring = nullptr;       // of the first layer, row 0
+  std::int64_t ring_layer_stride = 0;  // rows from a layer's ring to the next layer's
   std::int64_t ring_blocks = 0;
-  std::int64_t rows_per_block = 0;      // rows
-  std::int32_t capacity = 0;            // rows
+  std::int64_t rows_per_block = 0;  // rows
+  std::int32_t capacity = 0;        // rows
 
   KVSUMMARY_HOST_DEVICE std::uint8_t* summary(std::int64_t layer, std::int64_t slot) const {
     const auto s = static_cast<std::uint32_t>(slot);
@@ -85,14 +88,16 @@ struct CacheView {
     return summaries + layer * layer_stride + block * block_stride +
            (s - block * size) / kRegionTokens * kSummaryBytes;
   }
-  KVSUMMARY_HOST_DEVICE std::uint16_t* ring_row(std::int64_t layer, std::int64_t base, std::int64_t position) const {
+  KVSUMMARY_HOST_DEVICE std::uint16_t* ring_row(std::int64_t layer, std::int64_t base,
+                                                std::int64_t position) const {
     const std::uint32_t row = static_cast<std::uint32_t>(position) % static_cast<std::uint32_t>(capacity);
     return ring + (layer * ring_layer_stride + base + row) * kRowElements;
   }
 };
 
 // The view of `layers` layers from `first_layer` on, of a cache of this geometry at `memory`.
-inline CacheView MakeView(const CacheGeometry& g, void* memory, std::int32_t first_layer, std::int32_t layers) {
+inline CacheView MakeView(const CacheGeometry& g, void* memory, std::int32_t first_layer,
+                          std::int32_t layers) {
   auto* bytes = static_cast<std::uint8_t*>(memory);
   CacheView v;
   v.summaries = bytes + g.page_offset(0, first_layer);
@@ -115,8 +120,8 @@ enum class RowState : std::uint8_t { kLive, kPadding, kBad };
 
 // `base` and `slot` of a row of position `position`: padding when either is negative, live when both
 // lie inside the cache, outside its null blocks, and agree with the position.
-KVSUMMARY_HOST_DEVICE inline RowState ClassifyRow(const CacheView& v, std::int64_t slot, std::int64_t position,
-                                                  std::int64_t base) {
+KVSUMMARY_HOST_DEVICE inline RowState ClassifyRow(const CacheView& v, std::int64_t slot,
+                                                  std::int64_t position, std::int64_t base) {
   if (slot < 0 || base < 0) return RowState::kPadding;
   const bool good = slot >= v.block_size && slot < v.blocks * v.block_size && position >= 0 &&
                     position <= kMaxIndex && (slot - position) % kRegionTokens == 0 &&

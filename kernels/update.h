@@ -23,7 +23,7 @@ struct RowsView {
   const std::uint16_t* z = nullptr;    // [layers][rows][256]
   std::int64_t key_stride = 0;         // from token to token
   std::int64_t z_stride = 0;
-  std::int64_t key_layer_stride = 0;   // from layer to layer
+  std::int64_t key_layer_stride = 0;  // from layer to layer
   std::int64_t z_layer_stride = 0;
 };
 
@@ -68,7 +68,7 @@ struct PrefillStep {
 
 // Where and how a step runs.
 struct Launch {
-  void* stream = nullptr;                // cudaStream_t; ignored on the host
+  void* stream = nullptr;                 // cudaStream_t; ignored on the host
   unsigned long long* skipped = nullptr;  // counter in the kernel's memory; bad rows are added, once a layer
 };
 
