@@ -32,11 +32,6 @@ struct Cache {
   CacheGeometry geometry;
 };
 
-struct LayerSpan {
-  std::int32_t first = 0;
-  std::int32_t count = 0;
-};
-
 // Rows are bf16 [layers][rows][512], key then z. Arrays as in kvsummary/v1/update.proto.
 struct DecodeUpdate {
   std::span<const std::int64_t> slots, positions, ring_bases;  // [rows]

@@ -67,6 +67,12 @@ struct CacheGeometry {
   }
 };
 
+// A run of layers of a cache, in its own numbering.
+struct LayerSpan {
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+};
+
 // A run of layers of a cache as the kernels see it. Any strides: an engine's own layout fits too.
 struct CacheView {
   std::uint8_t* summaries = nullptr;  // of the first layer, block 0
@@ -95,18 +101,18 @@ struct CacheView {
   }
 };
 
-// The view of `layers` layers from `first_layer` on, of a cache of this geometry at `memory`.
+// The view of `layers` of a cache of this geometry at `memory`.
 inline CacheView MakeView(const CacheGeometry& g, void* memory, std::int32_t first_layer,
                           std::int32_t layers) {
   auto* bytes = static_cast<std::uint8_t*>(memory);
   CacheView v;
-  v.summaries = bytes + g.page_offset(0, first_layer);
+  v.summaries = bytes + g.page_offset(0, layers.first);
   v.block_stride = g.block_stride;
   v.layer_stride = g.page_bytes();
   v.blocks = g.blocks;
   v.block_size = g.block_size;
-  v.layers = layers;
-  v.ring = reinterpret_cast<std::uint16_t*>(bytes + g.ring_row_offset(0, first_layer, 0));
+  v.layers = layers.count;
+  v.ring = reinterpret_cast<std::uint16_t*>(bytes + g.ring_row_offset(0, layers.first, 0));
   v.ring_layer_stride = g.rows_per_layer;
   v.ring_blocks = g.ring_blocks;
   v.rows_per_block = g.rows_per_block();

@@ -55,7 +55,8 @@ struct VerifyStep {
 };
 
 // Chunks of any length. Positions of a request are consecutive, and its live rows (slot and base not
-// negative) too. Ring reads of the step precede its ring writes.
+// negative) too. Ring reads of the step precede its ring writes. Of a request's live rows the last `capacity`
+// are stored, so trailing padding rows change nothing.
 struct PrefillStep {
   std::int32_t rows = 0;
   std::int32_t requests = 0;

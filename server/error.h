@@ -1,0 +1,74 @@
+// Refusals: an absl::Status with a reason from the documented list (proto/kvsummary/v1/errors.proto) and
+// the field at fault, carried as payloads so that nothing below server/rpc needs protobuf.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace kvsummary {
+
+// X(reason, code): names as in ErrorReason, without its prefix.
+#define KVSUMMARY_REASONS(X)                     \
+  X(NAME_INVALID, kInvalidArgument)              \
+  X(CACHE_EXISTS, kAlreadyExists)                \
+  X(CACHE_NOT_FOUND, kNotFound)                  \
+  X(GENERATION_STALE, kAborted)                  \
+  X(DEVICE_NOT_FOUND, kNotFound)                 \
+  X(EXPF_MISMATCH, kFailedPrecondition)          \
+  X(DEVICE_FAILED, kInternal)                    \
+  X(MEMORY_BUDGET_EXCEEDED, kResourceExhausted)  \
+  X(OUT_OF_MEMORY, kResourceExhausted)           \
+  X(QUEUE_FULL, kResourceExhausted)              \
+  X(DRAINING, kUnavailable)                      \
+  X(COUNT_OUT_OF_RANGE, kInvalidArgument)        \
+  X(BLOCK_SIZE_INVALID, kInvalidArgument)        \
+  X(BLOCK_STRIDE_INVALID, kInvalidArgument)      \
+  X(CAPACITY_TOO_SMALL, kInvalidArgument)        \
+  X(CAPACITY_ABOVE_ROWS, kInvalidArgument)       \
+  X(CACHE_TOO_LARGE, kInvalidArgument)           \
+  X(K_INVALID, kInvalidArgument)                 \
+  X(LAYERS_OUT_OF_RANGE, kInvalidArgument)       \
+  X(SIZE_MISMATCH, kInvalidArgument)             \
+  X(SLOT_OUT_OF_RANGE, kInvalidArgument)         \
+  X(NULL_BLOCK, kInvalidArgument)                \
+  X(RING_BASE_MISALIGNED, kInvalidArgument)      \
+  X(RING_OUT_OF_RANGE, kInvalidArgument)         \
+  X(NULL_RING_BLOCK, kInvalidArgument)           \
+  X(POSITION_OUT_OF_RANGE, kInvalidArgument)     \
+  X(SLOT_POSITION_MISMATCH, kInvalidArgument)    \
+  X(DUPLICATE_SLOT, kInvalidArgument)            \
+  X(DUPLICATE_RING_BASE, kInvalidArgument)       \
+  X(RING_BASE_DIFFERS, kInvalidArgument)         \
+  X(QUERY_START_LOC_INVALID, kInvalidArgument)   \
+  X(SEQ_LEN_INVALID, kInvalidArgument)           \
+  X(QUERY_TOO_LONG, kInvalidArgument)            \
+  X(VERIFY_CAPACITY, kFailedPrecondition)        \
+  X(POSITIONS_NOT_CONSECUTIVE, kInvalidArgument) \
+  X(PADDING_BETWEEN_ROWS, kInvalidArgument)      \
+  X(BLOCK_OUT_OF_RANGE, kInvalidArgument)        \
+  X(DUPLICATE_BLOCK, kInvalidArgument)           \
+  X(FIELD_MISSING, kInvalidArgument)
+
+enum class Reason {
+#define X(name, code) name,
+  KVSUMMARY_REASONS(X)
+#undef X
+};
+
+// "SLOT_OUT_OF_RANGE".
+std::string_view ReasonName(Reason reason);
+
+// A status of the reason's code. `field` is the path of the request's field at fault, as "slots[3]", or
+// empty.
+absl::Status Refuse(Reason reason, std::string_view field, std::string_view message);
+
+// The name of a status's reason, and its field; empty when Refuse did not make it.
+std::string RefusalReason(const absl::Status& status);
+std::string RefusalField(const absl::Status& status);
+
+inline absl::string_view ToAbsl(std::string_view s) { return {s.data(), s.size()}; }
+
+}  // namespace kvsummary
