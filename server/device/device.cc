@@ -1,0 +1,38 @@
+#include "server/device/device.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "server/error.h"
+
+namespace kvsummary {
+
+Device::Device(std::string name, std::int64_t budget_bytes)
+    : name_(std::move(name)), budget_(name_, budget_bytes), executor_(name_) {}
+
+absl::Status Device::Open() {
+  if (!opened_) {
+    opened_ = true;
+    Record(DoOpen());
+  }
+  return health();
+}
+
+absl::Status Device::health() const {
+  std::lock_guard lock(mutex_);
+  return health_;
+}
+
+absl::Status Device::Broken(std::string_view what) {
+  auto status = Refuse(Reason::DEVICE_FAILED, "", absl::StrFormat("%s: %s", name_, what));
+  Record(status);
+  if (on_broken_) std::exchange(on_broken_, nullptr)();
+  return status;
+}
+
+void Device::Record(absl::Status status) {
+  std::lock_guard lock(mutex_);
+  if (health_.ok()) health_ = std::move(status);
+}
+
+}  // namespace kvsummary

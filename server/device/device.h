@@ -1,0 +1,91 @@
+// A device holds caches and runs updates on them: the host, or a CUDA device.
+//
+// Each device has one executor; the functions marked (executor) are called on its thread only. They block
+// until the device has done the work. A device is opened at its first use: nothing is taken of a GPU, not
+// even a context, before its first cache is made.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/layout.h"
+#include "kernels/update.h"
+#include "server/device/executor.h"
+#include "server/memory/budget.h"
+#include "server/memory/memory.h"
+
+namespace kvsummary {
+
+// A validated update whose arrays and rows (PackedRows) lie in host memory.
+using Step = std::variant<DecodeStep, VerifyStep, PrefillStep>;
+
+// A contiguous range of a Memory.
+struct Piece {
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  const std::string& name() const { return name_; }
+  virtual std::string description() const = 0;
+  virtual std::string uuid() const { return ""; }
+  Budget& budget() { return budget_; }
+  Executor& executor() { return executor_; }
+
+  // (executor) Makes the device ready; the answer of the first call is the answer of all later ones, with
+  // EXPF_MISMATCH or DEVICE_FAILED for a device that cannot be used.
+  absl::Status Open();
+  // Why Open failed, or what has broken since; OK before Open. Any thread.
+  absl::Status health() const;
+
+  // Calls `listener` once the device breaks (not for EXPF_MISMATCH: then it has never worked). Before the
+  // first Open.
+  void set_on_broken(absl::AnyInvocable<void()> listener) { on_broken_ = std::move(listener); }
+
+  // (executor) Zeroed memory. OUT_OF_MEMORY when the device has none.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes) = 0;
+  // (executor) Applies a step to a view of this device's memory.
+  virtual absl::Status Apply(const CacheView& view, const Step& step) = 0;
+  // (executor) Copies pieces of `memory` to or from contiguous host memory, in order.
+  virtual absl::Status CopyOut(const Memory& memory, std::span<const Piece> pieces, char* host) = 0;
+  virtual absl::Status CopyIn(Memory& memory, std::span<const Piece> pieces, const char* host) = 0;
+
+ protected:
+  Device(std::string name, std::int64_t budget_bytes);
+  virtual absl::Status DoOpen() = 0;
+  // Records that the device has broken: health() says so from now on. Returns a DEVICE_FAILED.
+  absl::Status Broken(std::string_view what);
+
+ private:
+  // Keeps the first failure.
+  void Record(absl::Status status);
+
+  const std::string name_;
+  Budget budget_;
+  bool opened_ = false;  // executor thread only
+  absl::AnyInvocable<void()> on_broken_;
+  mutable std::mutex mutex_;
+  absl::Status health_;  // the first failure
+  Executor executor_;    // last: its thread ends first
+};
+
+// The host. `kernels` as a rule HostKernels().
+std::unique_ptr<Device> MakeHostDevice(const UpdateKernels& kernels, std::int64_t budget_bytes);
+
+// Every visible CUDA device, named "cuda:0", "cuda:1", ...; none without a driver or in a build without
+// CUDA. `budget_bytes` of 0: 80 % of what is free when the device is opened.
+std::vector<std::unique_ptr<Device>> MakeCudaDevices(std::int64_t budget_bytes);
+
+}  // namespace kvsummary

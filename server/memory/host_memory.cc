@@ -1,0 +1,117 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "server/error.h"
+#include "server/memory/memory.h"
+
+namespace kvsummary {
+namespace {
+
+class HostMemory final : public Memory {
+ public:
+  HostMemory(int fd, void* data, std::int64_t bytes) : Memory(data, bytes), fd_(fd) {}
+  ~HostMemory() override {
+    munmap(data(), static_cast<std::size_t>(bytes()));
+    close(fd_);
+  }
+
+ private:
+  int fd_;
+};
+
+absl::Status OutOfMemory(std::int64_t bytes, const char* call) {
+  return Refuse(Reason::OUT_OF_MEMORY, "geometry",
+                absl::StrFormat("no %d bytes of host memory: %s: %s", bytes, call, std::strerror(errno)));
+}
+
+// The number in a file, or `otherwise` where there is none ("max" among them).
+std::int64_t ReadNumber(const std::string& path, std::int64_t otherwise) {
+  std::ifstream in(path);
+  std::int64_t value = 0;
+  return in >> value ? value : otherwise;
+}
+
+std::int64_t AvailableFromMeminfo() {
+  std::ifstream in("/proc/meminfo");
+  std::string key;
+  std::int64_t kilobytes = 0;
+  std::string unit;
+  while (in >> key >> kilobytes) {
+    if (key == "MemAvailable:") return kilobytes * 1024;
+    std::getline(in, unit);
+  }
+  return 0;
+}
+
+// What is left below the limits of this process's control group and the groups above it. `tail` is the
+// path in the hierarchy mounted at `root`.
+std::int64_t LeftInGroup(const std::string& root, std::string tail, const char* limit, const char* usage) {
+  std::int64_t left = std::numeric_limits<std::int64_t>::max();
+  while (true) {
+    const std::int64_t max = ReadNumber(root + tail + "/" + limit, -1);
+    if (max >= 0) left = std::min(left, max - ReadNumber(root + tail + "/" + usage, 0));
+    if (tail.empty() || tail == "/") return left;
+    tail.resize(tail.rfind('/'));
+  }
+}
+
+std::int64_t LeftInControlGroups() {
+  std::int64_t left = std::numeric_limits<std::int64_t>::max();
+  std::ifstream in("/proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream fields(line);
+    std::string id, controllers, path;
+    std::getline(fields, id, ':');
+    std::getline(fields, controllers, ':');
+    std::getline(fields, path);
+    // Inside a container the path may be the host's while the group itself is mounted at the root.
+    if (id == "0") {
+      for (const std::string& tail : {path, std::string()}) {
+        left = std::min(left, LeftInGroup("/sys/fs/cgroup", tail, "memory.max", "memory.current"));
+      }
+    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
+      for (const std::string& tail : {path, std::string()}) {
+        left = std::min(left, LeftInGroup("/sys/fs/cgroup/memory", tail, "memory.limit_in_bytes",
+                                          "memory.usage_in_bytes"));
+      }
+    }
+  }
+  return std::max<std::int64_t>(left, 0);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Memory>> AllocateHostMemory(std::int64_t bytes) {
+  const int fd = memfd_create("kvsummary-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return OutOfMemory(bytes, "memfd_create");
+  int error = 0;
+  do {
+    error = posix_fallocate(fd, 0, bytes);
+  } while (error == EINTR);
+  if (error != 0) {
+    close(fd);
+    errno = error;
+    return OutOfMemory(bytes, "fallocate");
+  }
+  void* data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) {
+    auto status = OutOfMemory(bytes, "mmap");
+    close(fd);
+    return status;
+  }
+  return std::make_unique<HostMemory>(fd, data, bytes);
+}
+
+std::int64_t AvailableHostBytes() { return std::min(AvailableFromMeminfo(), LeftInControlGroups()); }
+
+}  // namespace kvsummary

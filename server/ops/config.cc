@@ -1,0 +1,97 @@
+#include "server/ops/config.h"
+
+#include <string_view>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "client/units.h"
+
+namespace kvsummary {
+
+const char kUsage[] =
+    R"(summaryd: owns Step-5 index summaries and tail rings, and keeps them up to date
+
+  --listen=ADDRESS       unix:PATH, HOST:PORT or :PORT (of 127.0.0.1); repeatable.
+                         Default: unix:/run/summaryd/summaryd.sock
+  --host-bytes=SIZE      memory that caches may take of the host, as 8GiB.
+                         Default: 80 % of what the host or its control group has free
+  --device-bytes=SIZE    memory that caches may take of each CUDA device.
+                         Default: 80 % of what is free at the device's first use
+  --drain-timeout=SECONDS  what calls under way get on SIGTERM. Default: 30
+  --log-level=LEVEL      trace, debug, info, warning, error or off. Default: info
+  --help, --version
+
+SIGTERM or SIGINT: takes no new calls, finishes those under way, exits with 0.
+There is no authentication: a Unix socket is for its owner alone (mode 0600), an address
+other than loopback is for everybody who reaches it.
+)";
+
+namespace {
+
+absl::Status Set(std::string_view flag, const std::string& value, Config& config) {
+  const auto bytes = [&](std::int64_t& out) -> absl::Status {
+    auto parsed = ParseBytes(value);
+    if (!parsed.ok()) return parsed.status();
+    if (*parsed <= 0) return absl::InvalidArgumentError("must be above 0");
+    out = *parsed;
+    return absl::OkStatus();
+  };
+  if (flag == "--listen") {
+    config.listen.push_back(value);
+    return absl::OkStatus();
+  }
+  if (flag == "--host-bytes") return bytes(config.host_bytes);
+  if (flag == "--device-bytes") return bytes(config.device_bytes);
+  if (flag == "--drain-timeout") {
+    int seconds = 0;
+    if (!absl::SimpleAtoi(value, &seconds) || seconds < 0) {
+      return absl::InvalidArgumentError("must be a number of seconds");
+    }
+    config.drain_timeout = std::chrono::seconds(seconds);
+    return absl::OkStatus();
+  }
+  if (flag == "--log-level") {
+    for (const char* level : {"trace", "debug", "info", "warning", "error", "off"}) {
+      if (value == level) {
+        config.log_level = value;
+        return absl::OkStatus();
+      }
+    }
+    return absl::InvalidArgumentError("must be trace, debug, info, warning, error or off");
+  }
+  return absl::InvalidArgumentError("there is no such flag");
+}
+
+}  // namespace
+
+absl::StatusOr<Config> ParseConfig(std::span<const char* const> arguments) {
+  Config config;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string argument = arguments[i];
+    if (argument == "--help") {
+      config.help = true;
+      continue;
+    }
+    if (argument == "--version") {
+      config.version = true;
+      continue;
+    }
+    const auto equals = argument.find('=');
+    const std::string flag = argument.substr(0, equals);
+    std::string value;
+    if (equals != std::string::npos) {
+      value = argument.substr(equals + 1);
+    } else if (flag.starts_with("--") && i + 1 < arguments.size()) {
+      value = arguments[++i];
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat(flag, ": a flag without its value, or no flag"));
+    }
+    if (auto s = Set(flag, value, config); !s.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(flag, ": ", s.message()));
+    }
+  }
+  if (config.listen.empty()) config.listen.push_back("unix:/run/summaryd/summaryd.sock");
+  return config;
+}
+
+}  // namespace kvsummary

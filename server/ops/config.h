@@ -1,0 +1,31 @@
+// The daemon's flags.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace kvsummary {
+
+struct Config {
+  std::vector<std::string> listen;  // --listen, repeatable
+  std::int64_t host_bytes = 0;      // --host-bytes; 0: 80 % of what the host or its control group has free
+  std::int64_t device_bytes =
+      0;  // --device-bytes, of each CUDA device; 0: 80 % of what is free at its first use
+  std::chrono::seconds drain_timeout{30};  // --drain-timeout
+  std::string log_level = "info";          // --log-level
+  bool help = false;
+  bool version = false;
+};
+
+// For --help.
+extern const char kUsage[];
+
+// `arguments` without the program's name: --name=value or --name value. INVALID_ARGUMENT names the flag.
+absl::StatusOr<Config> ParseConfig(std::span<const char* const> arguments);
+
+}  // namespace kvsummary

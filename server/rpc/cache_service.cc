@@ -1,0 +1,278 @@
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kvsummary/v1/cache.grpc.pb.h"
+#include "server/cache/validate.h"
+#include "server/error.h"
+#include "server/rpc/services.h"
+#include "server/rpc/status.h"
+
+namespace kvsummary {
+namespace {
+
+// What a message of a streamed read holds, at least one page or tail.
+constexpr std::int64_t kReadBytes = 1 << 20;
+
+CacheGeometry FromProto(const v1::CacheGeometry& g) {
+  return {.layers = g.layers(),
+          .blocks = g.blocks(),
+          .block_size = g.block_size(),
+          .block_stride = g.block_stride(),
+          .ring_blocks = g.ring_blocks(),
+          .capacity = g.capacity(),
+          .rows_per_layer = g.rows_per_layer(),
+          .k = g.k()};
+}
+
+void ToProto(const CacheGeometry& g, v1::CacheGeometry* out) {
+  out->set_layers(g.layers);
+  out->set_blocks(g.blocks);
+  out->set_block_size(g.block_size);
+  out->set_block_stride(g.block_stride);
+  out->set_ring_blocks(g.ring_blocks);
+  out->set_capacity(g.capacity);
+  out->set_rows_per_layer(g.rows_per_layer);
+  out->set_k(g.k);
+}
+
+void AddView(v1::ViewKind kind, std::int32_t layer, std::int64_t offset, std::int64_t stride,
+             std::int64_t bytes, v1::CacheLayout* out) {
+  auto* view = out->add_views();
+  view->set_kind(kind);
+  view->set_layer(layer);
+  view->set_offset_bytes(offset);
+  view->set_block_stride_bytes(stride);
+  view->set_bytes_per_block(bytes);
+}
+
+void FillInfo(const Cache& cache, v1::CacheInfo* out) {
+  const CacheGeometry& g = cache.geometry();
+  out->mutable_cache()->set_name(cache.name());
+  out->mutable_cache()->set_generation(cache.generation());
+  out->set_device(cache.device().name());
+  ToProto(g, out->mutable_geometry());
+  auto* layout = out->mutable_layout();
+  layout->set_total_bytes(g.total_bytes());
+  layout->set_rows_per_block(g.rows_per_block());
+  for (std::int32_t layer = 0; layer < g.layers; ++layer) {
+    AddView(v1::VIEW_KIND_SUMMARY, layer, g.page_offset(0, layer), g.block_stride, g.page_bytes(), layout);
+    AddView(v1::VIEW_KIND_RING, layer, g.ring_row_offset(0, layer, 0), g.rows_per_block() * kRowBytes,
+            std::int64_t{g.rows_per_layer} * kRowBytes, layout);
+  }
+}
+
+std::span<const std::int64_t> Ids(const google::protobuf::RepeatedField<std::int64_t>& ids) {
+  return {ids.data(), static_cast<std::size_t>(ids.size())};
+}
+
+// What ReadPages and WritePages do with blocks, ReadRing and WriteRing do with ring blocks. A *unit* is one
+// page or one tail: one block's bytes in one layer.
+struct PageUnits {
+  static constexpr auto Check = CheckBlocks;
+  static constexpr auto AppendPieces = AppendPagePieces;
+  static std::int64_t Bytes(const CacheGeometry& g) { return g.page_bytes(); }
+  template <typename Request>
+  static std::span<const std::int64_t> Of(const Request& r) {
+    return Ids(r.blocks());
+  }
+  static void SetFirst(v1::ReadPagesResponse& reply, std::int64_t first) { reply.set_first_page(first); }
+};
+struct TailUnits {
+  static constexpr auto Check = CheckRingBlocks;
+  static constexpr auto AppendPieces = AppendTailPieces;
+  static std::int64_t Bytes(const CacheGeometry& g) { return std::int64_t{g.capacity} * kRowBytes; }
+  template <typename Request>
+  static std::span<const std::int64_t> Of(const Request& r) {
+    return Ids(r.ring_blocks());
+  }
+  static void SetFirst(v1::ReadRingResponse& reply, std::int64_t first) { reply.set_first_tail(first); }
+};
+
+// A cache, and ids and layers checked against it.
+template <typename Units, typename Request>
+absl::StatusOr<std::shared_ptr<Cache>> FindChecked(const CacheManager& caches, const Request& request,
+                                                   Access access) {
+  auto cache = caches.Find(request.cache().name(), request.cache().generation());
+  if (!cache.ok()) return cache;
+  const CacheGeometry& g = (*cache)->geometry();
+  if (auto s = CheckLayers(g, {request.layers().first(), request.layers().count()}); !s.ok()) return s;
+  if (auto s = Units::Check(g, Units::Of(request), access); !s.ok()) return s;
+  return cache;
+}
+
+// Streams units in order [ids][layers]. One message is copied and written at a time.
+template <typename Units, typename Request, typename Reply>
+class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
+ public:
+  ReadReactor(const ServiceContext& context, const Request& request)
+      : context_(context),
+        ids_(Units::Of(request)),
+        layers_{request.layers().first(), request.layers().count()} {
+    auto cache = FindChecked<Units>(context_.caches, request, Access::kRead);
+    if (auto s = context_.drain.Check(); !s.ok()) return this->Finish(ToGrpc(s));
+    if (!cache.ok()) return this->Finish(ToGrpc(cache.status()));
+    cache_ = *std::move(cache);
+    units_ = static_cast<std::int64_t>(ids_.size()) * layers_.count;
+    Next();
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return this->Finish(grpc::Status::CANCELLED);
+    context_.stats.bytes_read += static_cast<std::int64_t>(reply_.data().size());
+    Next();
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  void Next() {
+    if (done_ == units_) return this->Finish(grpc::Status::OK);
+    auto queued = cache_->device().executor().Submit([this] {
+      if (auto s = Copy(); !s.ok()) return this->Finish(ToGrpc(s));
+      this->StartWrite(&reply_);
+    });
+    if (!queued.ok()) this->Finish(ToGrpc(queued));
+  }
+
+  // (executor) Fills reply_ with the next units.
+  absl::Status Copy() {
+    const CacheGeometry& g = cache_->geometry();
+    const std::int64_t unit_bytes = Units::Bytes(g);
+    const std::int64_t end = std::min(units_, done_ + std::max<std::int64_t>(1, kReadBytes / unit_bytes));
+    pieces_.clear();
+    for (std::int64_t unit = done_; unit < end;) {
+      const auto layer = static_cast<std::int32_t>(unit % layers_.count);
+      const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(layers_.count - layer, end - unit));
+      Units::AppendPieces(g, ids_[static_cast<std::size_t>(unit / layers_.count)],
+                          {layers_.first + layer, count}, pieces_);
+      unit += count;
+    }
+    Units::SetFirst(reply_, done_);
+    reply_.mutable_data()->resize(static_cast<std::size_t>((end - done_) * unit_bytes));
+    done_ = end;
+    return cache_->CopyOut(pieces_, reply_.mutable_data()->data());
+  }
+
+  const ServiceContext context_;
+  const std::span<const std::int64_t> ids_;  // of the request, which gRPC keeps until OnDone
+  const LayerSpan layers_;
+  std::shared_ptr<Cache> cache_;
+  std::int64_t units_ = 0;
+  std::int64_t done_ = 0;
+  std::vector<Piece> pieces_;
+  Reply reply_;
+};
+
+class CacheService final : public v1::CacheService::CallbackService {
+ public:
+  explicit CacheService(const ServiceContext& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* CreateCache(grpc::CallbackServerContext* call,
+                                        const v1::CreateCacheRequest* request,
+                                        v1::CreateCacheResponse* reply) override {
+    auto* reactor = call->DefaultReactor();
+    if (auto s = context_.drain.Check(); !s.ok()) return Done(reactor, s);
+    context_.caches.Create(request->name(), request->device(), FromProto(request->geometry()),
+                           [reactor, reply](CacheManager::CacheOr cache) {
+                             if (cache.ok()) FillInfo(**cache, reply->mutable_info());
+                             Done(reactor, cache.status());
+                           });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetCache(grpc::CallbackServerContext* call, const v1::GetCacheRequest* request,
+                                     v1::GetCacheResponse* reply) override {
+    auto cache = context_.caches.Find(request->name());
+    if (cache.ok()) FillInfo(**cache, reply->mutable_info());
+    return Done(call->DefaultReactor(), cache.status());
+  }
+
+  grpc::ServerUnaryReactor* ListCaches(grpc::CallbackServerContext* call,
+                                       const v1::ListCachesRequest* /*request*/,
+                                       v1::ListCachesResponse* reply) override {
+    for (const auto& cache : context_.caches.List()) FillInfo(*cache, reply->add_caches());
+    return Done(call->DefaultReactor(), absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* DeleteCache(grpc::CallbackServerContext* call,
+                                        const v1::DeleteCacheRequest* request,
+                                        v1::DeleteCacheResponse* /*reply*/) override {
+    auto* reactor = call->DefaultReactor();
+    context_.caches.Delete(request->cache().name(), request->cache().generation(),
+                           [reactor](absl::Status status) { Done(reactor, status); });
+    return reactor;
+  }
+
+  grpc::ServerWriteReactor<v1::ReadPagesResponse>* ReadPages(grpc::CallbackServerContext* /*call*/,
+                                                             const v1::ReadPagesRequest* request) override {
+    return new ReadReactor<PageUnits, v1::ReadPagesRequest, v1::ReadPagesResponse>(context_, *request);
+  }
+
+  grpc::ServerWriteReactor<v1::ReadRingResponse>* ReadRing(grpc::CallbackServerContext* /*call*/,
+                                                           const v1::ReadRingRequest* request) override {
+    return new ReadReactor<TailUnits, v1::ReadRingRequest, v1::ReadRingResponse>(context_, *request);
+  }
+
+  grpc::ServerUnaryReactor* WritePages(grpc::CallbackServerContext* call,
+                                       const v1::WritePagesRequest* request,
+                                       v1::WritePagesResponse* /*reply*/) override {
+    return Write<PageUnits>(call, *request);
+  }
+
+  grpc::ServerUnaryReactor* WriteRing(grpc::CallbackServerContext* call, const v1::WriteRingRequest* request,
+                                      v1::WriteRingResponse* /*reply*/) override {
+    return Write<TailUnits>(call, *request);
+  }
+
+ private:
+  static grpc::ServerUnaryReactor* Done(grpc::ServerUnaryReactor* reactor, const absl::Status& status) {
+    reactor->Finish(ToGrpc(status));
+    return reactor;
+  }
+
+  template <typename Units, typename Request>
+  grpc::ServerUnaryReactor* Write(grpc::CallbackServerContext* call, const Request& request) {
+    auto* reactor = call->DefaultReactor();
+    if (auto s = context_.drain.Check(); !s.ok()) return Done(reactor, s);
+    auto cache = FindChecked<Units>(context_.caches, request, Access::kWrite);
+    if (!cache.ok()) return Done(reactor, cache.status());
+    const CacheGeometry& g = (*cache)->geometry();
+    const LayerSpan layers{request.layers().first(), request.layers().count()};
+    const auto ids = Units::Of(request);
+    const auto want = static_cast<unsigned __int128>(ids.size()) * static_cast<std::uint32_t>(layers.count) *
+                      static_cast<std::uint64_t>(Units::Bytes(g));
+    if (want != request.data().size()) {
+      return Done(reactor,
+                  Refuse(Reason::SIZE_MISMATCH, "data",
+                         absl::StrFormat("%d bytes of data, not %d blocks * %d layers * %d",
+                                         request.data().size(), ids.size(), layers.count, Units::Bytes(g))));
+    }
+    std::vector<Piece> pieces;
+    for (const std::int64_t id : ids) Units::AppendPieces(g, id, layers, pieces);
+    Executor& executor = (*cache)->device().executor();
+    const auto queued = executor.Submit(
+        [this, call, reactor, &request, cache = *std::move(cache), pieces = std::move(pieces)]() mutable {
+          if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+          const auto status = cache->CopyIn(pieces, request.data().data());
+          cache.reset();
+          if (status.ok()) context_.stats.bytes_written += static_cast<std::int64_t>(request.data().size());
+          Done(reactor, status);
+        });
+    return queued.ok() ? reactor : Done(reactor, queued);
+  }
+
+  const ServiceContext context_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeCacheService(const ServiceContext& context) {
+  return std::make_unique<CacheService>(context);
+}
+
+}  // namespace kvsummary

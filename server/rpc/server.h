@@ -1,0 +1,46 @@
+// The gRPC server: the services of kvsummary.v1, health (grpc.health.v1), reflection and channelz.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/cache/cache.h"
+#include "server/ops/stats.h"
+
+namespace kvsummary {
+
+inline constexpr char kVersion[] = "0.1.0";
+
+class Server {
+ public:
+  struct Options {
+    std::vector<std::string> listen;  // see ParseListenAddress
+    int max_message_bytes = 64 << 20;
+  };
+
+  // Listens on every address, or on none and says why. Unix sockets are made with mode 0600, a port is
+  // never shared. `caches` must outlive the server.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, CacheManager& caches);
+
+  // Stops at once what is under way.
+  ~Server();
+
+  // Addresses in gRPC's form, ports chosen by the system filled in.
+  const std::vector<std::string>& addresses() const;
+  // What has been done so far.
+  const Stats& stats() const;
+
+  // Health turns to NOT_SERVING, new calls get UNAVAILABLE, calls under way may end until the timeout and
+  // are cancelled then. Returns when none is left.
+  void Drain(std::chrono::milliseconds timeout);
+
+ private:
+  struct Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvsummary
