@@ -102,8 +102,7 @@ struct CacheView {
 };
 
 // The view of `layers` of a cache of this geometry at `memory`.
-inline CacheView MakeView(const CacheGeometry& g, void* memory, std::int32_t first_layer,
-                          std::int32_t layers) {
+inline CacheView MakeView(const CacheGeometry& g, void* memory, LayerSpan layers) {
   auto* bytes = static_cast<std::uint8_t*>(memory);
   CacheView v;
   v.summaries = bytes + g.page_offset(0, layers.first);

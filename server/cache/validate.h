@@ -16,11 +16,11 @@ namespace kvsummary {
 
 // The arrays of a step as they were sent; a kind of update leaves the others' empty.
 struct StepArrays {
-  std::span<const std::int64_t> slots;            // [rows]
-  std::span<const std::int64_t> positions;        // [rows] decode, prefill
-  std::span<const std::int32_t> query_start_loc;  // [requests + 1] verify, prefill
-  std::span<const std::int32_t> seq_lens;         // [requests] verify
-  std::span<const std::int64_t> ring_bases;       // [rows]
+  std::span<const std::int64_t> slots{};            // [rows]
+  std::span<const std::int64_t> positions{};        // [rows] decode, prefill
+  std::span<const std::int32_t> query_start_loc{};  // [requests + 1] verify, prefill
+  std::span<const std::int32_t> seq_lens{};         // [requests] verify
+  std::span<const std::int64_t> ring_bases{};       // [rows]
 };
 
 // What a valid step will do.

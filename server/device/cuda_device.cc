@@ -138,7 +138,7 @@ class CudaDevice final : public Device {
     if (auto s = Synchronize(); !s.ok()) return s;
     for (std::int64_t i = 0; i < kProbeArguments; ++i) {
       const float argument = std::bit_cast<float>(ProbeArgument(i, kProbeArguments));
-      const float want = NvExpf(argument);
+      const float want = Exp(argument);
       if (std::bit_cast<std::uint32_t>(values[i]) != std::bit_cast<std::uint32_t>(want)) {
         return Refuse(Reason::EXPF_MISMATCH, "device",
                       absl::StrFormat("%s (%s): expf(%a) is %a, not %a: its summaries would differ", name(),

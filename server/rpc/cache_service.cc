@@ -114,11 +114,15 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
         ids_(Units::Of(request)),
         layers_{request.layers().first(), request.layers().count()} {
     auto cache = FindChecked<Units>(context_.caches, request, Access::kRead);
-    if (auto s = context_.drain.Check(); !s.ok()) return this->Finish(ToGrpc(s));
-    if (!cache.ok()) return this->Finish(ToGrpc(cache.status()));
-    cache_ = *std::move(cache);
-    units_ = static_cast<std::int64_t>(ids_.size()) * layers_.count;
-    Next();
+    if (auto s = context_.drain.Check(); !s.ok()) {
+      this->Finish(ToGrpc(s));
+    } else if (!cache.ok()) {
+      this->Finish(ToGrpc(cache.status()));
+    } else {
+      cache_ = *std::move(cache);
+      units_ = static_cast<std::int64_t>(ids_.size()) * layers_.count;
+      Next();
+    }
   }
 
   void OnWriteDone(bool ok) override {
