@@ -5,9 +5,12 @@
 // the rings. Decode, verify and prefill give the same bytes for the same rows, whatever the split into
 // steps and whatever the implementation; the arithmetic is in kernels/summary_math.h.
 //
-// The kernels allocate nothing, start no threads and never write outside the view: a row whose indices
-// are out of bounds is skipped and counted (kernels/layout.h, ClassifyRow). Duplicate slots, one ring
-// block for two requests and rows that are not consecutive are the caller's to refuse.
+// The kernels allocate nothing, start no threads and never read or write outside the view and the inputs,
+// whatever the index arrays hold: a row whose indices are out of bounds (kernels/layout.h, ClassifyRow) is
+// treated as padding for every purpose and counted, once a layer. A request whose range is not
+// 0 <= query_start_loc[i] <= query_start_loc[i + 1] <= rows, or whose seq_len is below its number of rows,
+// is skipped whole and counts as one, once a layer. Duplicate slots, one ring block for two requests and
+// rows that are not consecutive are the caller's to refuse.
 #pragma once
 
 #include <cstdint>
