@@ -36,13 +36,19 @@ inline constexpr std::uint32_t kEx2Bias = 6114;
 inline constexpr float kExpZeroBelow = -104.0f;
 
 // x * x / 2^19 of a 17-bit x by the chip's truncated squarer: of the folded array of partial products only
-// the columns of weight 2^19 and above are summed, nothing carries in from those left out.
+// the columns of weight 2^19 and above are summed, nothing carries in from those left out. So bit i >= 10
+// adds its square 2^(2i) and its products with bits j of 18 - i <= j < i; bit 0 never counts.
+//
+// Two neighbouring rows are one product here: of y = x / 2, bits r and r - 1 times the kept bits below them.
+// With the bits that the upper row drops masked out, the only fraction left is 1/2 and the floors of both
+// rows are the floor of the product. The rows' own squares and cross term are half the square of the pair.
 constexpr std::uint32_t Ex2Square(std::uint32_t x) {
+  const std::uint32_t y = x >> 1;
   std::uint32_t sum = 0;
-  for (int i = 10; i < 17; ++i) {
-    // Row i: the square term 2^(2i) and the cross terms 2^(i+j+1) * x_j, 18-i <= j < i.
-    const std::uint32_t row = ((x & ((1u << i) - 1)) + (1u << (i - 1))) >> (18 - i);
-    sum += (0u - ((x >> i) & 1u)) & row;
+  for (int r = 15; r >= 9; r -= 2) {
+    const std::uint32_t pair = y & (r > 9 ? 3u << (r - 1) : 1u << r);
+    const std::uint32_t below = y & ((r > 9 ? 1u << (r - 1) : 1u << r) - (1u << (16 - r)));
+    sum += ((below + (pair >> 1)) * pair) >> 16;
   }
   return sum;
 }

@@ -1,7 +1,7 @@
 // Exp (kernels/exp.h) of 16 arguments at once, the same bits. For files compiled with -mavx2 -mfma.
 //
-// Where the scalar form rounds down, sums 39 bits or adds up seven masked rows, this one takes equivalent
-// steps that fit 32-bit and 16-bit lanes; exp_test.cc compares both over every float.
+// Where the scalar form rounds down or sums 39 bits, this one takes equivalent steps that fit 32-bit lanes;
+// exp_test.cc compares both over every float.
 #pragma once
 
 #include <immintrin.h>
@@ -31,7 +31,7 @@ inline constexpr Ex2Tables kEx2Tables = [] {
   return t;
 }();
 
-// One pair of rows of Ex2Square16: bits R and R-1 of y times the kept bits below them.
+// The pair of rows R and R-1 of Ex2Square.
 template <int R>
 KVSUMMARY_INLINE __m256i Ex2SquarePair(__m256i y) {
   constexpr int kPair = 3 << (R - 1);
@@ -41,9 +41,7 @@ KVSUMMARY_INLINE __m256i Ex2SquarePair(__m256i y) {
   return _mm256_mulhi_epu16(_mm256_add_epi16(below, _mm256_srli_epi16(pair, 1)), pair);
 }
 
-// Ex2Square(2 * y) of sixteen 16-bit y; the lowest bit of x never counts. With the low bits that a pair of
-// rows drops masked out, the two floors are the floor of one product: the only fraction left is 1/2. The
-// pair's own square is pair * pair / 2 on the scale of the product, hence the shift.
+// Ex2Square(2 * y) of sixteen 16-bit y.
 KVSUMMARY_INLINE __m256i Ex2Square16(__m256i y) {
   const __m256i last = _mm256_and_si256(y, _mm256_set1_epi16(1 << 9));
   const __m256i below = _mm256_and_si256(y, _mm256_set1_epi16(3 << 7));
