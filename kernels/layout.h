@@ -124,14 +124,15 @@ inline CacheView MakeView(const CacheGeometry& g, void* memory, LayerSpan layers
 enum class RowState : std::uint8_t { kLive, kPadding, kBad };
 
 // `base` and `slot` of a row of position `position`: padding when either is negative, live when both
-// lie inside the cache, outside its null blocks, and agree with the position.
+// lie inside the cache, outside its null blocks, and agree with the position. The view's slots and ring
+// rows are at most kMaxIndex each, so a 32-bit modulo does: GPUs have no 64-bit one.
 KVSUMMARY_HOST_DEVICE inline RowState ClassifyRow(const CacheView& v, std::int64_t slot,
                                                   std::int64_t position, std::int64_t base) {
   if (slot < 0 || base < 0) return RowState::kPadding;
   const bool good = slot >= v.block_size && slot < v.blocks * v.block_size && position >= 0 &&
                     position <= kMaxIndex && (slot - position) % kRegionTokens == 0 &&
                     base >= v.rows_per_block && base < v.ring_blocks * v.rows_per_block &&
-                    base % v.rows_per_block == 0;
+                    static_cast<std::uint32_t>(base) % static_cast<std::uint32_t>(v.rows_per_block) == 0;
   return good ? RowState::kLive : RowState::kBad;
 }
 
