@@ -56,8 +56,9 @@ struct UpdateResult {
   std::int64_t regions_closed = 0;  // in each layer
 };
 
-// How far a call came that was split: every layer of [0, layers) (counted from the call's first) has all
-// its rows applied, and layers [layers, layers + partial_layers) have the first `rows` of them.
+// How far a call came that was split, also when it failed: every layer of [0, layers) (counted from the
+// call's first) has all its rows applied, and layers [layers, layers + partial_layers) have the first `rows`
+// of them.
 struct Progress {
   std::int32_t layers = 0;
   std::int32_t partial_layers = 0;
@@ -83,11 +84,13 @@ struct ServerInfo {
 class Client {
  public:
   struct Options {
-    std::chrono::milliseconds timeout = std::chrono::seconds(60);  // of each message, and of connecting
+    std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
+    std::chrono::milliseconds timeout = std::chrono::seconds(60);  // of each message
     std::int64_t max_message_bytes = 4 << 20;                      // gRPC's default
   };
 
-  // `address` is "unix:PATH" or "HOST:PORT". Waits for the daemon up to the timeout; UNAVAILABLE after.
+  // `address` is "unix:PATH" or "HOST:PORT". Waits for the daemon up to connect_timeout; UNAVAILABLE after.
+  // Each client is a connection of its own; it connects again by itself when the daemon comes back.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address, const Options& options);
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address);
   ~Client();
@@ -129,7 +132,8 @@ class Client {
     absl::Status Decode(const Cache& cache, LayerSpan layers, const DecodeUpdate& update);
     absl::Status Verify(const Cache& cache, LayerSpan layers, const VerifyUpdate& update);
     absl::Status Prefill(const Cache& cache, LayerSpan layers, const PrefillUpdate& update);
-    // Waits until all that was sent is answered; the sum of the results since the last Flush.
+    // Waits until all that was sent is answered; the sum of the results since the last Flush, or the error
+    // that ended the stream.
     absl::StatusOr<UpdateResult> Flush();
 
    private:

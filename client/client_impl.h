@@ -1,0 +1,32 @@
+// What the files of the client share. Private to them.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+
+#include "client/client.h"
+#include "kvsummary/v1/admin.grpc.pb.h"
+#include "kvsummary/v1/cache.grpc.pb.h"
+#include "kvsummary/v1/update.grpc.pb.h"
+
+namespace kvsummary {
+
+// Of a message that is sent now.
+std::chrono::system_clock::time_point DeadlineOf(const Client::Options& options);
+
+struct Client::Impl {
+  Impl(const std::shared_ptr<grpc::Channel>& channel, const Options& client_options)
+      : options(client_options),
+        caches(channel),
+        updates(v1::UpdateService::NewStub(channel)),
+        admin(channel) {}
+
+  const Options options;
+  v1::CacheService::Stub caches;
+  const std::shared_ptr<v1::UpdateService::Stub> updates;  // shared: streams may outlive the client
+  v1::AdminService::Stub admin;
+};
+
+}  // namespace kvsummary
