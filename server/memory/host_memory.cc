@@ -92,6 +92,11 @@ std::int64_t LeftInControlGroups() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Memory>> AllocateHostMemory(std::int64_t bytes) {
+  // fallocate alone would not refuse: it takes pages until the kernel kills somebody for them.
+  if (const std::int64_t available = AvailableHostBytes(); bytes > available) {
+    return Refuse(Reason::OUT_OF_MEMORY, "geometry",
+                  absl::StrFormat("no %d bytes of host memory: %d are available", bytes, available));
+  }
   const int fd = memfd_create("kvsummary-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return OutOfMemory(bytes, "memfd_create");
   int error = 0;
