@@ -1,5 +1,6 @@
 #include "server/rpc/server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -20,6 +21,9 @@ constexpr const char* kServiceNames[] = {"kvsummary.v1.CacheService", "kvsummary
 
 void InstallPlugins() {
   static const bool installed = [] {
+    // Held for the life of the process: gRPC's own shutdown, when its last object goes, can wait ten
+    // seconds for its poller.
+    grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::channelz::experimental::InitChannelzService();
