@@ -24,7 +24,8 @@ bool ParseIndex(const std::string& text, std::int64_t* value) {
 
 absl::StatusOr<std::vector<std::int64_t>> ParseList(const std::string& text) {
   std::vector<std::int64_t> list;
-  for (const std::string part : absl::StrSplit(text, ',')) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ',');
+  for (const std::string& part : parts) {
     const std::vector<std::string> ends = absl::StrSplit(part, '-');
     std::int64_t first = 0;
     std::int64_t last = 0;
@@ -85,7 +86,8 @@ struct Tokens {
   bool help = false;
 };
 
-absl::StatusOr<Tokens> Tokenize(std::span<const Command> commands, const std::vector<std::string>& arguments) {
+absl::StatusOr<Tokens> Tokenize(std::span<const Command> commands,
+                                const std::vector<std::string>& arguments) {
   Tokens tokens;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
@@ -153,8 +155,8 @@ T ParseNumber(const std::string& text) {
 }
 
 std::string FlagHelp(const Flag& flag) {
-  const std::string name = flag.value == nullptr ? absl::StrCat("--", flag.name)
-                                                 : absl::StrCat("--", flag.name, "=", flag.value);
+  const std::string name =
+      flag.value == nullptr ? absl::StrCat("--", flag.name) : absl::StrCat("--", flag.name, "=", flag.value);
   std::string note;
   if (flag.fallback == nullptr) {
     note = " (required)";
@@ -166,8 +168,9 @@ std::string FlagHelp(const Flag& flag) {
 
 }  // namespace
 
-const Flag kAddressFlag{"address", "ADDRESS", "",
-                        "unix:PATH or HOST:PORT (default $SUMMARYD_ADDRESS, else unix:/run/summaryd/summaryd.sock)"};
+const Flag kAddressFlag{
+    "address", "ADDRESS", "",
+    "unix:PATH or HOST:PORT (default $SUMMARYD_ADDRESS, else unix:/run/summaryd/summaryd.sock)"};
 
 absl::Status AnyText(const std::string&) { return absl::OkStatus(); }
 
@@ -187,8 +190,12 @@ absl::Status CheckBytes(const std::string& value) { return ParseBytes(value).sta
 absl::Status CheckList(const std::string& value) { return ParseList(value).status(); }
 absl::Status CheckLayers(const std::string& value) { return ParseLayers(value).status(); }
 
-std::int32_t Invocation::Int32(const std::string& flag) const { return ParseNumber<std::int32_t>(Text(flag)); }
-std::int64_t Invocation::Int64(const std::string& flag) const { return ParseNumber<std::int64_t>(Text(flag)); }
+std::int32_t Invocation::Int32(const std::string& flag) const {
+  return ParseNumber<std::int32_t>(Text(flag));
+}
+std::int64_t Invocation::Int64(const std::string& flag) const {
+  return ParseNumber<std::int64_t>(Text(flag));
+}
 std::int64_t Invocation::Bytes(const std::string& flag) const { return *ParseBytes(Text(flag)); }
 std::vector<std::int64_t> Invocation::List(const std::string& flag) const { return *ParseList(Text(flag)); }
 LayerSpan Invocation::Layers(const std::string& flag) const { return *ParseLayers(Text(flag)); }
@@ -226,7 +233,8 @@ absl::StatusOr<Invocation> ParseCommandLine(std::span<const Command> commands,
         absl::StrCat("unexpected argument ", invocation.files.front(), " of ", invocation.command->name));
   }
   if (takes_files && invocation.files.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(invocation.command->name, " needs ", invocation.command->files));
+    return absl::InvalidArgumentError(
+        absl::StrCat(invocation.command->name, " needs ", invocation.command->files));
   }
   return invocation;
 }
@@ -242,9 +250,9 @@ std::string Help(std::span<const Command> commands) {
 }
 
 std::string Help(const Command& command) {
-  std::string text = absl::StrCat("usage: summaryctl ", command.name, " [FLAGS]",
-                                  command.files[0] == '\0' ? "" : " ", command.files, "\n", command.summary,
-                                  "\n\nflags:\n");
+  std::string text =
+      absl::StrCat("usage: summaryctl ", command.name, " [FLAGS]", command.files[0] == '\0' ? "" : " ",
+                   command.files, "\n", command.summary, "\n\nflags:\n");
   for (const Flag& flag : command.flags) absl::StrAppend(&text, FlagHelp(flag));
   absl::StrAppend(&text, FlagHelp(kAddressFlag));
   return text;

@@ -30,8 +30,8 @@ void PrintCaches(const std::vector<Cache>& caches) {
   for (const Cache& cache : caches) {
     const CacheGeometry& g = cache.geometry;
     absl::PrintF("%-*s %10d %-8s %7d %10d %10d %12d %11d %8d %14d %3d %12s\n", width, cache.name,
-                 cache.generation, cache.device, g.layers, g.blocks, g.block_size, g.block_stride, g.ring_blocks,
-                 g.capacity, g.rows_per_block(), g.k, FormatBytes(g.total_bytes()));
+                 cache.generation, cache.device, g.layers, g.blocks, g.block_size, g.block_stride,
+                 g.ring_blocks, g.capacity, g.rows_per_block(), g.k, FormatBytes(g.total_bytes()));
   }
 }
 
@@ -48,7 +48,8 @@ void PrintHex(const void* bytes, std::int64_t size) {
 using DumpPart = std::function<absl::Status(std::span<const std::int64_t>)>;
 
 absl::Status DumpInParts(std::vector<std::int64_t> blocks, std::int64_t block_bytes, const DumpPart& dump) {
-  const auto step = static_cast<std::size_t>(std::max<std::int64_t>(kDumpBytes / std::max<std::int64_t>(block_bytes, 1), 1));
+  const auto step = static_cast<std::size_t>(
+      std::max<std::int64_t>(kDumpBytes / std::max<std::int64_t>(block_bytes, 1), 1));
   for (std::size_t first = 0; first < blocks.size(); first += step) {
     const auto part = std::span(blocks).subspan(first, std::min(step, blocks.size() - first));
     if (auto status = dump(part); !status.ok()) return status;
@@ -153,16 +154,15 @@ int RunCaches(const Invocation& invocation) {
 int RunCreateCache(const Invocation& invocation) {
   const auto client = Client::Connect(invocation.Address());
   if (!client.ok()) return Fail(client.status());
-  const auto cache = (*client)->CreateCache(
-      invocation.Text("name"), invocation.Text("device"),
-      {.layers = invocation.Int32("layers"),
-       .blocks = invocation.Int64("blocks"),
-       .block_size = invocation.Int32("block-size"),
-       .block_stride = invocation.Bytes("block-stride"),
-       .ring_blocks = invocation.Int64("ring-blocks"),
-       .capacity = invocation.Int32("capacity"),
-       .rows_per_layer = invocation.Int32("rows-per-layer"),
-       .k = invocation.Int32("k")});
+  const auto cache = (*client)->CreateCache(invocation.Text("name"), invocation.Text("device"),
+                                            {.layers = invocation.Int32("layers"),
+                                             .blocks = invocation.Int64("blocks"),
+                                             .block_size = invocation.Int32("block-size"),
+                                             .block_stride = invocation.Bytes("block-stride"),
+                                             .ring_blocks = invocation.Int64("ring-blocks"),
+                                             .capacity = invocation.Int32("capacity"),
+                                             .rows_per_layer = invocation.Int32("rows-per-layer"),
+                                             .k = invocation.Int32("k")});
   if (!cache.ok()) return Fail(cache.status());
   PrintCaches({*cache});
   return FlushOutput(0);
