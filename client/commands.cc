@@ -24,12 +24,12 @@ constexpr std::int64_t kDumpBytes = 64 << 20;  // held at a time
 void PrintCaches(const std::vector<Cache>& caches) {
   int width = 4;
   for (const Cache& cache : caches) width = std::max(width, static_cast<int>(cache.name.size()));
-  absl::PrintF("%-*s %10s %-8s %7s %10s %10s %12s %11s %8s %14s %3s %12s\n", width, "NAME", "GENERATION",
+  absl::PrintF("%-*s %16s %-8s %7s %10s %10s %12s %11s %8s %14s %3s %12s\n", width, "NAME", "GENERATION",
                "DEVICE", "LAYERS", "BLOCKS", "BLOCK_SIZE", "BLOCK_STRIDE", "RING_BLOCKS", "CAPACITY",
                "ROWS_PER_BLOCK", "K", "MEMORY");
   for (const Cache& cache : caches) {
     const CacheGeometry& g = cache.geometry;
-    absl::PrintF("%-*s %10d %-8s %7d %10d %10d %12d %11d %8d %14d %3d %12s\n", width, cache.name,
+    absl::PrintF("%-*s %16d %-8s %7d %10d %10d %12d %11d %8d %14d %3d %12s\n", width, cache.name,
                  cache.generation, cache.device, g.layers, g.blocks, g.block_size, g.block_stride,
                  g.ring_blocks, g.capacity, g.rows_per_block(), g.k, FormatBytes(g.total_bytes()));
   }
