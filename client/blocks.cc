@@ -171,7 +171,7 @@ absl::Status WriteAll(const Client::Options& options, v1::CacheService::Stub& st
     grpc::ClientContext context;
     context.set_deadline(DeadlineOf(options));
     typename Kind::WriteResponse response;
-    const auto status = FromGrpc((stub.*Kind::kWrite)(&context, request, &response));
+    auto status = FromGrpc((stub.*Kind::kWrite)(&context, request, &response));
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
