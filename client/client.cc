@@ -11,6 +11,10 @@ namespace kvsummary {
 namespace {
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  // Held for the life of the process: gRPC's own shutdown, when its last object goes, can wait ten seconds
+  // for its poller.
+  static const bool initialised = (grpc_init(), true);
+  static_cast<void>(initialised);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
