@@ -32,8 +32,9 @@ inline constexpr std::uint64_t kEx2Table[64] = {
 
 inline constexpr std::uint32_t kEx2Bias = 6114;
 
-// exp(x) is 0 for every x below this.
+// exp(x) is 0 for every x below the first, 1 for every x above the second.
 inline constexpr float kExpZeroBelow = -104.0f;
+inline constexpr float kExpOneAbove = -0x1p-25f;
 
 // x * x / 2^19 of a 17-bit x by the chip's truncated squarer: of the folded array of partial products only
 // the columns of weight 2^19 and above are summed, nothing carries in from those left out. So bit i >= 10
@@ -80,6 +81,7 @@ inline constexpr float kLog2eLow = 1.9259629911266175e-8f;
 
 inline float Exp(float a) {
   if (a < kExpZeroBelow) return 0.0f;
+  if (a > kExpOneAbove) return 1.0f;
   float t = std::fma(a, kExpScale, 0.5f);
   t = t > 0.0f ? t : 0.0f;                              // NaN becomes 0, as in saturation; t <= 0.5
   const auto k = static_cast<std::int32_t>(t * 252.0);  // a double holds the product exactly

@@ -57,12 +57,24 @@ struct Reduced {
   __m256i k;
 };
 
-template <bool kNormal>
+// Which results are asked for.
+enum class Results {
+  kNormal,  // arguments are >= -87: every result is a normal number
+  kAll,
+  kScaled,  // all, times kScale, so that what is subnormal by itself is handled as a normal number
+};
+inline constexpr int kScaleBits = 64;
+inline constexpr float kScale = 0x1p64f;
+// A product of scaled numbers below this is a subnormal number unscaled and must be cut to the multiples of
+// 2^-149 (2^-85 scaled). Adding this number first does that: its last bit is worth as much.
+inline constexpr float kScaledNormal = 0x1p-62f;
+
+template <Results kResults>
 KVSUMMARY_INLINE Reduced Reduce(__m256 a) {
   const __m256 magic = _mm256_set1_ps(12582912.0f);  // 1.5 * 2^23: whole numbers in the low bits
   const __m256 c252 = _mm256_set1_ps(252.0f);
   __m256 t = _mm256_fmadd_ps(a, _mm256_set1_ps(kExpScale), _mm256_set1_ps(0.5f));
-  if constexpr (!kNormal) t = _mm256_max_ps(t, _mm256_setzero_ps());
+  if constexpr (kResults != Results::kNormal) t = _mm256_max_ps(t, _mm256_setzero_ps());
   // Floor of 252 t: the nearest whole number, less one where the exact remainder is negative.
   const __m256 nearest = _mm256_fmadd_ps(t, c252, magic);
   const __m256 remainder = _mm256_fmsub_ps(t, c252, _mm256_sub_ps(nearest, magic));
@@ -89,45 +101,50 @@ KVSUMMARY_INLINE __m256i Ex2Unbiased(__m256i n, __m256i x, __m256i square) {
   return _mm256_add_epi32(_mm256_and_si256(n, _mm256_set1_epi32(~(63 << 17))), quotient);
 }
 
+// The product of both parts of exp: ex2 of the fraction (its bits less the bias) and 2^(k - 126).
+template <Results kResults>
+KVSUMMARY_INLINE __m256 Assemble(__m256i unbiased, __m256i k, __m256 live) {
+  const __m256i exponent = _mm256_slli_epi32(k, 23);
+  if constexpr (kResults == Results::kNormal) {
+    // The significand's leading one, the biases 126 of both factors and k - 126 add up to the exponent.
+    return _mm256_castsi256_ps(_mm256_add_epi32(unbiased, exponent));
+  } else {
+    constexpr int kBits = kResults == Results::kScaled ? 1 + kScaleBits : 1;
+    const __m256 ex2 = _mm256_castsi256_ps(_mm256_add_epi32(unbiased, _mm256_set1_epi32(126 << 23)));
+    const __m256 power = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(kBits << 23)));
+    const __m256 product = _mm256_mul_ps(_mm256_and_ps(ex2, live), power);
+    if constexpr (kResults == Results::kAll) return product;
+    const __m256 limit = _mm256_set1_ps(kScaledNormal);
+    const __m256 cut = _mm256_and_ps(limit, _mm256_cmp_ps(product, limit, _CMP_LT_OQ));
+    return _mm256_sub_ps(_mm256_add_ps(product, cut), cut);
+  }
+}
+
 struct Pair {
   __m256 a;
   __m256 b;
 };
 
-// Exp of 16 arguments <= 0, none of them NaN. With kNormal none may be below -87, so that all results are
-// normal numbers.
-template <bool kNormal>
+// Exp of 16 arguments <= 0, none of them NaN.
+template <Results kResults>
 KVSUMMARY_INLINE Pair Exp16(Pair v) {
-  Pair live;
-  if constexpr (!kNormal) {
+  Pair live = v;
+  if constexpr (kResults != Results::kNormal) {
     live.a = _mm256_cmp_ps(v.a, _mm256_set1_ps(kExpZeroBelow), _CMP_GE_OQ);
     live.b = _mm256_cmp_ps(v.b, _mm256_set1_ps(kExpZeroBelow), _CMP_GE_OQ);
     v.a = _mm256_and_ps(v.a, live.a);
     v.b = _mm256_and_ps(v.b, live.b);
   }
-  const Reduced ra = Reduce<kNormal>(v.a);
-  const Reduced rb = Reduce<kNormal>(v.b);
-  const __m256i xa = _mm256_and_si256(ra.n, _mm256_set1_epi32(0x1ffff));
-  const __m256i xb = _mm256_and_si256(rb.n, _mm256_set1_epi32(0x1ffff));
+  const Reduced a = Reduce<kResults>(v.a);
+  const Reduced b = Reduce<kResults>(v.b);
+  const __m256i xa = _mm256_and_si256(a.n, _mm256_set1_epi32(0x1ffff));
+  const __m256i xb = _mm256_and_si256(b.n, _mm256_set1_epi32(0x1ffff));
   const __m256i square = Ex2Square16(_mm256_packus_epi32(_mm256_srli_epi32(xa, 1), _mm256_srli_epi32(xb, 1)));
   const __m256i zero = _mm256_setzero_si256();
-  const __m256i ea = Ex2Unbiased(ra.n, xa, _mm256_unpacklo_epi16(square, zero));
-  const __m256i eb = Ex2Unbiased(rb.n, xb, _mm256_unpackhi_epi16(square, zero));
-  const __m256i ka = _mm256_slli_epi32(ra.k, 23);
-  const __m256i kb = _mm256_slli_epi32(rb.k, 23);
-  if constexpr (kNormal) {
-    // The significand's leading one, the biases 126 of both factors and k - 126 add up to the exponent.
-    return {_mm256_castsi256_ps(_mm256_add_epi32(ea, ka)), _mm256_castsi256_ps(_mm256_add_epi32(eb, kb))};
-  } else {
-    const __m256i bias = _mm256_set1_epi32(126 << 23);
-    const __m256i one = _mm256_set1_epi32(1 << 23);
-    const __m256 fa = _mm256_castsi256_ps(_mm256_add_epi32(ea, bias));
-    const __m256 fb = _mm256_castsi256_ps(_mm256_add_epi32(eb, bias));
-    const __m256 sa = _mm256_castsi256_ps(_mm256_add_epi32(ka, one));
-    const __m256 sb = _mm256_castsi256_ps(_mm256_add_epi32(kb, one));
-    // Dead lanes are cleared before the product, which is slow where it is subnormal.
-    return {_mm256_mul_ps(_mm256_and_ps(fa, live.a), sa), _mm256_mul_ps(_mm256_and_ps(fb, live.b), sb)};
-  }
+  return {
+      Assemble<kResults>(Ex2Unbiased(a.n, xa, _mm256_unpacklo_epi16(square, zero)), a.k, live.a),
+      Assemble<kResults>(Ex2Unbiased(b.n, xb, _mm256_unpackhi_epi16(square, zero)), b.k, live.b),
+  };
 }
 
 }  // namespace kvsummary::avx2

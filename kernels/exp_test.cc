@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -25,13 +26,13 @@ struct ScalarExp {
   }
 };
 
-template <bool kNormal>
+template <avx2::Results kResults>
 struct Avx2Exp {
   void operator()(std::uint32_t first, float* out) const {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i a = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), lanes);
     const __m256i b = _mm256_add_epi32(a, _mm256_set1_epi32(8));
-    const avx2::Pair e = avx2::Exp16<kNormal>({_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)});
+    const avx2::Pair e = avx2::Exp16<kResults>({_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)});
     _mm256_storeu_ps(out, e.a);
     _mm256_storeu_ps(out + 8, e.b);
   }
@@ -82,14 +83,38 @@ TEST(ExpTest, EqualsTheGpuOnEveryNegativeFloat) {
 TEST(ExpTest, VectorFormEqualsTheGpuOnEveryNegativeFloat) {
   if (!HaveAvx2()) GTEST_SKIP() << "no AVX2";
   float y[kVector];
-  Avx2Exp<false>()(static_cast<std::uint32_t>(kMinusInfinity) - (kVector - 1), y);
-  EXPECT_EQ(Digest(kMinusInfinity, Avx2Exp<false>()) + Hash(kMinusInfinity, y[kVector - 1]), kDigest);
+  Avx2Exp<avx2::Results::kAll>()(static_cast<std::uint32_t>(kMinusInfinity) - (kVector - 1), y);
+  EXPECT_EQ(Digest(kMinusInfinity, Avx2Exp<avx2::Results::kAll>()) + Hash(kMinusInfinity, y[kVector - 1]),
+            kDigest);
 }
 
 TEST(ExpTest, VectorFormForNormalResultsIsTheSame) {
   if (!HaveAvx2()) GTEST_SKIP() << "no AVX2";
+  const std::uint64_t first = std::bit_cast<std::uint32_t>(2 * kExpOneAbove);
   const std::uint64_t last = std::bit_cast<std::uint32_t>(-87.0f);
-  EXPECT_EQ(Digest(last, Avx2Exp<true>()), Digest(last, Avx2Exp<false>()));
+  for (std::uint64_t b = kFirstNegative; b < last; b += b < first ? 1 << 16 : kVector) {
+    float got[kVector], want[kVector];
+    Avx2Exp<avx2::Results::kNormal>()(static_cast<std::uint32_t>(b), got);
+    Avx2Exp<avx2::Results::kAll>()(static_cast<std::uint32_t>(b), want);
+    ASSERT_EQ(std::memcmp(got, want, sizeof(got)), 0) << std::hex << b;
+  }
+}
+
+TEST(ExpTest, ScaledResultsAreTheResultsScaled) {
+  if (!HaveAvx2()) GTEST_SKIP() << "no AVX2";
+  const auto unscaled = [](std::uint32_t first, float* out) {
+    Avx2Exp<avx2::Results::kScaled>()(first, out);
+    for (int i = 0; i < kVector; ++i) out[i] /= avx2::kScale;
+  };
+  // Every float whose result is 0, subnormal or near it, and some others.
+  const std::uint64_t first = std::bit_cast<std::uint32_t>(-80.0f);
+  const std::uint64_t last = std::bit_cast<std::uint32_t>(-128.0f);
+  for (std::uint64_t b = kFirstNegative; b < last; b += b < first ? 1 << 16 : kVector) {
+    float got[kVector], want[kVector];
+    unscaled(static_cast<std::uint32_t>(b), got);
+    Avx2Exp<avx2::Results::kAll>()(static_cast<std::uint32_t>(b), want);
+    ASSERT_EQ(std::memcmp(got, want, sizeof(got)), 0) << std::hex << b;
+  }
 }
 
 // The squarer by its definition, row by row.

@@ -13,6 +13,7 @@ namespace {
 
 using avx2::Exp16;
 using avx2::Pair;
+using avx2::Results;
 
 // bf16 as signed 16-bit numbers of the same order (-0 below 0); its own inverse.
 KVSUMMARY_INLINE __m256i Ordered(__m256i x) {
@@ -77,23 +78,44 @@ struct Maxima {
   alignas(32) float rescale[kRegionTokens];  // Exp of how far each row raised M, first row: 1
 };
 
+// Weights and products of f32 become subnormal where z lies far below M; CPUs take 150 cycles for each
+// such number. A region that cannot have them is tame; any other one is computed in numbers scaled by
+// kScale, none of which is subnormal, and rounded where the unscaled number would be.
+//
+// Tame: no z lies more than kTameSpread below the region's largest, so that every weight is a normal
+// number and den is above 0 from the first row on. Products with a small key may still be subnormal.
+constexpr float kTameSpread = 80.0f;
+// Largest magnitude of a key (as bf16 bits) in the scaled form: 2^58, num stays finite.
+constexpr int kLargestScaledKey = (127 + 58) << 7;
+
+// a * b of which one is scaled, rounded as the product of unscaled numbers is.
+KVSUMMARY_INLINE __m256 MultiplyScaled(__m256 a, __m256 b) {
+  const __m256 sign_bit = _mm256_set1_ps(-0.0f);
+  const __m256 limit = _mm256_set1_ps(avx2::kScaledNormal);
+  const __m256 product = _mm256_mul_ps(a, b);
+  const __m256 sign = _mm256_and_ps(product, sign_bit);
+  const __m256 small = _mm256_cmp_ps(_mm256_andnot_ps(sign_bit, product), limit, _CMP_LT_OQ);
+  const __m256 cut = _mm256_and_ps(_mm256_or_ps(limit, sign), small);
+  return _mm256_or_ps(_mm256_sub_ps(_mm256_fmadd_ps(a, b, cut), cut), sign);  // a zero keeps its sign
+}
+
 // One step of the recurrence in eight channels.
 template <bool kTame>
 KVSUMMARY_INLINE void Accumulate(__m256 w, __m256 key, __m256 rescale, __m256& num, __m256& den) {
-  if constexpr (!kTame) {
+  if constexpr (kTame) {
+    num = _mm256_add_ps(_mm256_mul_ps(num, rescale), _mm256_mul_ps(w, key));
+    den = _mm256_add_ps(_mm256_mul_ps(den, rescale), w);
+  } else {
     rescale = _mm256_and_ps(rescale, _mm256_cmp_ps(den, _mm256_setzero_ps(), _CMP_GT_OQ));
+    num = _mm256_add_ps(MultiplyScaled(num, rescale), MultiplyScaled(w, key));
+    den = _mm256_add_ps(MultiplyScaled(den, rescale), w);
   }
-  num = _mm256_add_ps(_mm256_mul_ps(num, rescale), _mm256_mul_ps(w, key));
-  den = _mm256_add_ps(_mm256_mul_ps(den, rescale), w);
 }
-
-// Finite maxima. Tame: no z lies more than kTameSpread below the region's largest, so that every weight is
-// a normal number and den is above 0 from the first row on.
-constexpr float kTameSpread = 80.0f;
 
 template <bool kTame>
 void Summarize(const RegionRows& rows, const Maxima& maxima, std::uint8_t* summary) {
-  const __m256 floor = _mm256_set1_ps(1e-20f);
+  constexpr Results kResults = kTame ? Results::kNormal : Results::kScaled;
+  const __m256 floor = _mm256_set1_ps(kTame ? 1e-20f : 1e-20f * avx2::kScale);
   for (int c = 0; c < kChannels; c += 16) {
     Pair num = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     Pair den = num;
@@ -102,7 +124,7 @@ void Summarize(const RegionRows& rows, const Maxima& maxima, std::uint8_t* summa
       const __m256 rescale = _mm256_broadcast_ss(&maxima.rescale[t]);
       const Pair z = Widen(Load(rows.z[t] + c));
       const Pair key = Widen(Load(rows.key[t] + c));
-      const Pair w = Exp16<kTame>({_mm256_sub_ps(z.a, max), _mm256_sub_ps(z.b, max)});
+      const Pair w = Exp16<kResults>({_mm256_sub_ps(z.a, max), _mm256_sub_ps(z.b, max)});
       Accumulate<kTame>(w.a, key.a, rescale, num.a, den.a);
       Accumulate<kTame>(w.b, key.b, rescale, num.b, den.b);
     }
@@ -113,6 +135,17 @@ void Summarize(const RegionRows& rows, const Maxima& maxima, std::uint8_t* summa
     const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(summary + c), bytes);
   }
+}
+
+// The largest magnitude of a key, as bf16 bits; above those of infinity for NaN.
+std::int32_t LargestKey(const RegionRows& rows) {
+  __m256i largest = _mm256_setzero_si256();
+  for (const std::uint16_t* key : rows.key) {
+    for (int c = 0; c < kChannels; c += 16) {
+      largest = _mm256_max_epi16(largest, _mm256_and_si256(Load(key + c), _mm256_set1_epi16(0x7fff)));
+    }
+  }
+  return Largest(largest);
 }
 
 }  // namespace
@@ -147,11 +180,13 @@ void CloseRegionAvx2(const RegionRows& rows, std::uint8_t* summary) {
   maxima.rescale[0] = 0.0f;
   for (int t = 1; t < kRegionTokens; ++t) maxima.rescale[t] = maxima.running[t - 1] - maxima.running[t];
   const __m256 raised = _mm256_load_ps(maxima.rescale);
-  _mm256_store_ps(maxima.rescale, Exp16<false>({raised, raised}).a);
+  _mm256_store_ps(maxima.rescale, Exp16<Results::kAll>({raised, raised}).a);
   if (WidenOrdered(largest) - WidenOrdered(smallest) <= kTameSpread) {
     Summarize<true>(rows, maxima, summary);
-  } else {
+  } else if (LargestKey(rows) <= kLargestScaledKey) {
     Summarize<false>(rows, maxima, summary);
+  } else {
+    CloseRegionScalar(rows, summary);
   }
 }
 
