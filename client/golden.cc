@@ -22,7 +22,7 @@ constexpr std::int64_t kMaxFileBytes = std::int64_t{1} << 30;
 constexpr std::uint64_t kMaxHeaderBytes = 16 << 20;
 constexpr std::int64_t kLengthBytes = 8;  // of the header length that a file starts with
 constexpr std::int64_t kMaxSize = std::numeric_limits<std::int32_t>::max();
-constexpr int kChannelsOfRow = 256;
+constexpr std::int64_t kChannelsOfRow = 256;
 
 // Values and arrays of one file by name. The first failure is kept and everything after it is a no-op,
 // so that the caller states what it wants in order and asks for the status once.

@@ -6,7 +6,6 @@
 
 #include <immintrin.h>
 
-#include <array>
 #include <cstdint>
 
 #include "kernels/exp.h"
@@ -18,8 +17,8 @@ namespace kvsummary::avx2 {
 // C1 is kept less kC1Offset: it fits 16 signed bits then, and its product with x 32.
 inline constexpr std::int32_t kC1Offset = 1 << 15;
 struct Ex2Tables {
-  std::array<std::int32_t, 64> c0;
-  std::array<std::int32_t, 64> c1_c2;  // (C1 - kC1Offset) << 16 | C2
+  std::int32_t c0[64];
+  std::int32_t c1_c2[64];  // (C1 - kC1Offset) << 16 | C2
 };
 inline constexpr Ex2Tables kEx2Tables = [] {
   Ex2Tables t{};
@@ -91,8 +90,8 @@ KVSUMMARY_INLINE Reduced Reduce(__m256 a) {
 // kC1Offset is 2^15, what the offset takes from the sum is x in the quotient.
 KVSUMMARY_INLINE __m256i Ex2Unbiased(__m256i n, __m256i x, __m256i square) {
   const __m256i s = _mm256_and_si256(_mm256_srli_epi32(n, 17), _mm256_set1_epi32(63));
-  const __m256i c0 = _mm256_i32gather_epi32(kEx2Tables.c0.data(), s, 4);
-  const __m256i c1_c2 = _mm256_i32gather_epi32(kEx2Tables.c1_c2.data(), s, 4);
+  const __m256i c0 = _mm256_i32gather_epi32(kEx2Tables.c0, s, 4);
+  const __m256i c1_c2 = _mm256_i32gather_epi32(kEx2Tables.c1_c2, s, 4);
   __m256i sum = _mm256_mullo_epi32(_mm256_srai_epi32(c1_c2, 16), x);
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(c1_c2, square));  // the upper half of `square` is 0: C2 only
   sum = _mm256_add_epi32(sum, _mm256_set1_epi32(kEx2Bias));

@@ -78,7 +78,7 @@ struct Maxima {
   alignas(32) float rescale[kRegionTokens];  // Exp of how far each row raised M, first row: 1
 };
 
-// Weights and products of f32 become subnormal where z lies far below M; CPUs take 150 cycles for each
+// Weights and products of f32 become subnormal where z lies far below M; CPUs take some 150 cycles for each
 // such number. A region that cannot have them is tame; any other one is computed in numbers scaled by
 // kScale, none of which is subnormal, and rounded where the unscaled number would be.
 //

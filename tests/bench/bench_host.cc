@@ -4,9 +4,11 @@
 //
 // Every case walks once over 256 MiB of rows, so that inputs come from memory, as they do for a daemon.
 // "GB/s" counts the rows read and what the case writes (summaries, ring rows) and reads back from the
-// ring; memcpy's counts the bytes read and those written. Figures are medians of the repeats.
+// ring; memcpy's counts the bytes read and those written. Figures are medians of the repeats, in time of
+// the thread, so that other processes on the core disturb them little.
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -55,14 +57,20 @@ struct Result {
   double bytes;         // a second
 };
 
+double ThreadSeconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 template <class F>
 double MedianSeconds(int repeats, F run) {
   std::vector<double> seconds;
   run();  // pages are mapped and caches warm
   for (int i = 0; i < repeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = ThreadSeconds();
     run();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    seconds.push_back(ThreadSeconds() - start);
   }
   std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
   return seconds[repeats / 2];
