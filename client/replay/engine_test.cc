@@ -1,0 +1,288 @@
+// The replay over an in-process cache and the host kernels, and over one that goes wrong.
+#include "client/replay/engine.h"
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "client/replay/report.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/layout.h"
+#include "kernels/update.h"
+
+namespace kvsummary {
+namespace {
+
+using testing::HasSubstr;
+
+// A cache in this process.
+class MemoryTarget : public Target {
+ public:
+  explicit MemoryTarget(const CacheGeometry& g)
+      : geometry_(g), memory_(static_cast<std::size_t>(g.total_bytes())) {}
+
+  absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& u) override {
+    const auto n = static_cast<std::int32_t>(u.slots.size());
+    HostKernels().Decode(
+        View(layers),
+        {n, PackedRows(u.rows.data(), n), u.slots.data(), u.positions.data(), u.ring_bases.data()}, {});
+    return Result(u.positions);
+  }
+  absl::StatusOr<UpdateResult> Verify(LayerSpan layers, const VerifyUpdate& u) override {
+    const auto n = static_cast<std::int32_t>(u.slots.size());
+    HostKernels().Verify(View(layers),
+                         {n, static_cast<std::int32_t>(u.seq_lens.size()), PackedRows(u.rows.data(), n),
+                          u.slots.data(), u.query_start_loc.data(), u.seq_lens.data(), u.ring_bases.data()},
+                         {});
+    return Result(u.slots);  // slots and positions agree modulo 8
+  }
+  absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& u) override {
+    const auto n = static_cast<std::int32_t>(u.slots.size());
+    HostKernels().Prefill(
+        View(layers),
+        {n, static_cast<std::int32_t>(u.query_start_loc.size()) - 1, PackedRows(u.rows.data(), n),
+         u.slots.data(), u.positions.data(), u.query_start_loc.data(), u.ring_bases.data()},
+        {});
+    return Result(u.positions);
+  }
+  absl::StatusOr<std::vector<std::uint8_t>> ReadPages(std::span<const std::int64_t> blocks) override {
+    std::vector<std::uint8_t> pages;
+    for (const std::int64_t block : blocks) {
+      const auto* page = memory_.data() + geometry_.page_offset(block, 0);
+      pages.insert(pages.end(), page, page + geometry_.dense_block_stride());
+    }
+    return pages;
+  }
+  absl::StatusOr<std::vector<std::uint16_t>> ReadRing(std::int64_t ring_block) override {
+    std::vector<std::uint16_t> rows;
+    for (std::int32_t layer = 0; layer < geometry_.layers; ++layer) {
+      const std::size_t at = rows.size();
+      rows.resize(at + static_cast<std::size_t>(geometry_.capacity) * kRowElements);
+      std::memcpy(rows.data() + at, memory_.data() + geometry_.ring_row_offset(ring_block, layer, 0),
+                  static_cast<std::size_t>(geometry_.capacity) * kRowBytes);
+    }
+    return rows;
+  }
+
+ protected:
+  const CacheGeometry& geometry() const { return geometry_; }
+
+ private:
+  CacheView View(LayerSpan layers) { return MakeView(geometry_, memory_.data(), layers); }
+
+  static UpdateResult Result(std::span<const std::int64_t> positions) {
+    UpdateResult result{std::ssize(positions), 0};
+    for (const std::int64_t p : positions) result.regions_closed += p % kRegionTokens == kRegionTokens - 1;
+    return result;
+  }
+
+  const CacheGeometry geometry_;
+  std::vector<std::uint8_t> memory_;
+};
+
+// Flips one bit of the summary of (layer, region) in what the `n`-th read of pages from now on answers.
+class FlippingTarget : public MemoryTarget {
+ public:
+  FlippingTarget(const CacheGeometry& g, std::int32_t layer, std::int64_t region)
+      : MemoryTarget(g), layer_(layer), region_(region) {}
+
+  absl::StatusOr<std::vector<std::uint8_t>> ReadPages(std::span<const std::int64_t> blocks) override {
+    auto pages = MemoryTarget::ReadPages(blocks);
+    const std::int64_t regions_per_block = geometry().block_size / kRegionTokens;
+    const auto at = static_cast<std::size_t>(region_ / regions_per_block * geometry().dense_block_stride() +
+                                             layer_ * geometry().page_bytes() +
+                                             region_ % regions_per_block * kSummaryBytes + 77);
+    if (!std::exchange(flipped_, true)) (*pages)[at] ^= 0x01;
+    return pages;
+  }
+
+ private:
+  const std::int32_t layer_;
+  const std::int64_t region_;
+  bool flipped_ = false;
+};
+
+class RingFlippingTarget : public MemoryTarget {
+ public:
+  using MemoryTarget::MemoryTarget;
+  absl::StatusOr<std::vector<std::uint16_t>> ReadRing(std::int64_t ring_block) override {
+    auto rows = MemoryTarget::ReadRing(ring_block);
+    for (std::uint16_t& value : *rows) value ^= 1;
+    return rows;
+  }
+};
+
+class MiscountingTarget : public MemoryTarget {
+ public:
+  using MemoryTarget::MemoryTarget;
+  absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& u) override {
+    auto result = MemoryTarget::Prefill(layers, u);
+    result->regions_closed += 1;
+    return result;
+  }
+};
+
+class RefusingTarget : public MemoryTarget {
+ public:
+  using MemoryTarget::MemoryTarget;
+  absl::StatusOr<UpdateResult> Decode(LayerSpan, const DecodeUpdate&) override {
+    return absl::UnavailableError("draining");
+  }
+};
+
+// Twelve requests, prefixes shared, lengths at and off block and region boundaries.
+std::vector<TraceRequest> SmallTrace() {
+  return {{0, 600, 30, {0, 1}},     {0, 512, 9, {0}},     {0, 1024, 17, {0, 2}}, {0, 5, 3, {3}},
+          {0, 1100, 40, {0, 2, 4}}, {0, 600, 1, {0, 1}},  {0, 64, 64, {5}},      {0, 513, 12, {0, 6}},
+          {0, 1536, 8, {0, 2, 7}},  {0, 700, 21, {8, 9}}, {0, 600, 33, {0, 1}},  {0, 8, 1, {10}}};
+}
+
+EngineOptions Options(std::int32_t k) {
+  CacheGeometry g{.layers = 3, .blocks = 200, .block_size = 64, .ring_blocks = 6, .capacity = 8 + k, .k = k};
+  g.block_stride = g.dense_block_stride();
+  g.rows_per_layer = g.capacity + 1;
+  return {.geometry = g, .concurrency = 5, .chunk_tokens = 300, .sampled_requests = 12, .seed = 9};
+}
+
+absl::StatusOr<ReplayReport> Replay(Target& target, const EngineOptions& options) {
+  const std::atomic<bool> stop = false;
+  return ReplayTrace(
+      SmallTrace(), options, target, [](auto...) {}, stop);
+}
+
+TEST(ReplayEngineTest, RightBytesPass) {
+  for (const std::int32_t k : {0, 1, 3}) {
+    for (const std::int64_t blocks : {200, 34}) {
+      EngineOptions options = Options(k);
+      options.geometry.blocks = blocks;
+      MemoryTarget target(options.geometry);
+      const auto report = Replay(target, options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->counts.finished, 12);
+      EXPECT_EQ(report->sampled_requests, 12);
+      EXPECT_EQ(report->mismatch_count, 0) << report->mismatches[0].what;
+      EXPECT_EQ(report->counts.preemptions > 0, blocks == 34);
+      std::int64_t regions = 0;
+      std::int64_t ring_rows = 0;
+      for (const TraceRequest& r : SmallTrace()) {
+        const std::int64_t rows = r.input_length + r.output_length - 1;
+        regions += rows / kRegionTokens * 3;
+        ring_rows += rows % kRegionTokens * 3;
+      }
+      EXPECT_EQ(report->checked_regions, regions);
+      EXPECT_EQ(report->checked_ring_rows, ring_rows);
+      EXPECT_FALSE(report->interrupted);
+    }
+  }
+}
+
+TEST(ReplayEngineTest, LayersThatFillMessagesGiveTheSameBytes) {
+  EngineOptions options = Options(0);
+  options.geometry.layers = 5;
+  options.geometry.block_stride = options.geometry.dense_block_stride();
+  options.chunk_tokens = 2000;  // 2 MB a layer: one layer a call
+  MemoryTarget target(options.geometry);
+  const auto report = Replay(target, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->mismatch_count, 0);
+}
+
+TEST(ReplayEngineTest, AFlippedBitIsReportedWithRequestLayerAndRegion) {
+  EngineOptions options = Options(0);
+  options.concurrency = 1;  // request 0 is read first
+  FlippingTarget target(options.geometry, 2, 11);
+  const auto report = Replay(target, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ(report->mismatch_count, 1);
+  const Mismatch& m = report->mismatches[0];
+  EXPECT_EQ(m.request, 0);
+  EXPECT_EQ(m.layer, 2);
+  EXPECT_EQ(m.region, 11);
+  EXPECT_EQ(m.ring_position, -1);
+  EXPECT_THAT(m.what, HasSubstr("request 0, layer 2, region 11 (positions 88 to 95): summary differs, first "
+                                "in channel 77"));
+}
+
+TEST(ReplayEngineTest, AWrongRingRowIsReported) {
+  EngineOptions options = Options(0);
+  options.concurrency = 1;
+  RingFlippingTarget target(options.geometry);
+  const auto report = Replay(target, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->mismatch_count, report->checked_ring_rows);
+  EXPECT_EQ(report->mismatches.size(), ReplayReport::kMaxMismatches);
+  const Mismatch& m = report->mismatches[0];
+  EXPECT_EQ(m.request, 0);  // 629 rows: 624 to 628 are open
+  EXPECT_EQ(m.region, 78);
+  EXPECT_EQ(m.ring_position, 624);
+}
+
+TEST(ReplayEngineTest, AWrongCountIsAnError) {
+  const EngineOptions options = Options(0);
+  MiscountingTarget target(options.geometry);
+  const auto report = Replay(target, options);
+  EXPECT_EQ(report.status().code(), absl::StatusCode::kInternal);
+}
+
+TEST(ReplayEngineTest, TheTargetsErrorEndsTheReplay) {
+  const EngineOptions options = Options(0);
+  RefusingTarget target(options.geometry);
+  EXPECT_EQ(Replay(target, options).status(), absl::UnavailableError("draining"));
+}
+
+TEST(ReplayEngineTest, StopEndsItBetweenCalls) {
+  const EngineOptions options = Options(0);
+  MemoryTarget target(options.geometry);
+  std::atomic<bool> stop = false;
+  const auto report = ReplayTrace(
+      SmallTrace(), options, target,
+      [&stop](std::int64_t, std::int64_t, const SchedulerCounts& counts) { stop = counts.finished > 3; },
+      stop);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->interrupted);
+  EXPECT_GT(report->counts.finished, 3);
+  EXPECT_LT(report->counts.finished, 12);
+}
+
+TEST(ReplayEngineTest, ProgressEndsAtTheTotal) {
+  const EngineOptions options = Options(3);
+  MemoryTarget target(options.geometry);
+  const std::atomic<bool> stop = false;
+  std::int64_t last = 0;
+  std::int64_t all = 0;
+  const auto report = ReplayTrace(
+      SmallTrace(), options, target,
+      [&](std::int64_t done, std::int64_t total, const SchedulerCounts&) {
+        EXPECT_GE(done, last);
+        last = done;
+        all = total;
+      },
+      stop);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(last, all);
+}
+
+TEST(ReplayEngineTest, TheReportIsATableOrOneJsonObject) {
+  const EngineOptions options = Options(3);
+  MemoryTarget target(options.geometry);
+  const auto report = Replay(target, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const std::string text = FormatJson(*report, options);
+  EXPECT_EQ(std::ranges::count(text, '\n'), 1);
+  const auto json = nlohmann::json::parse(text);
+  EXPECT_EQ(json["requests"], 12);
+  EXPECT_EQ(json["requests_checked"], 12);
+  EXPECT_EQ(json["mismatches"], 0);
+  EXPECT_EQ(json["computed_tokens"], report->counts.computed_rows);
+  EXPECT_GT(json["verify_rpc"]["calls"], 0);
+  const std::string table = FormatTable(*report, options);
+  EXPECT_THAT(table, HasSubstr("prefix hits"));
+  EXPECT_THAT(table, HasSubstr("verify RPC p50/p99, us"));
+}
+
+}  // namespace
+}  // namespace kvsummary
