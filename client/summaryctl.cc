@@ -8,6 +8,7 @@
 #include "client/command_line.h"
 #include "client/commands.h"
 #include "client/conformance.h"
+#include "client/replay/replay.h"
 
 namespace kvsummary {
 namespace {
@@ -54,6 +55,11 @@ const std::vector<Command>& Commands() {
        "Runs golden files and compares every byte after every step.",
        {{"device", "DEVICE", "", "host or cuda:N; else the daemon's default"}},
        RunConformance},
+      {"replay",
+       "",
+       "Drives the daemon with a trace's traffic as an engine would, and checks pages and rings.",
+       ReplayFlags(),
+       RunReplay},
   };
   return commands;
 }

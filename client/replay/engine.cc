@@ -194,25 +194,32 @@ std::int64_t DoneRows(const SchedulerCounts& c) {
   return c.prefix_hit_tokens + c.computed_rows - c.rejected_drafts - c.recomputed_rows;
 }
 
+SchedulerOptions SchedulingOf(const EngineOptions& options) {
+  return {.block_size = options.geometry.block_size,
+          .blocks = options.geometry.blocks,
+          .concurrency = options.concurrency,
+          .chunk_tokens = options.chunk_tokens,
+          .k = options.geometry.k,
+          .ring_rows_per_block = options.geometry.rows_per_block(),
+          .seed = options.seed};
+}
+
 }  // namespace
+
+absl::Status CheckReplay(std::span<const TraceRequest> requests, const EngineOptions& options) {
+  return Scheduler::Check(requests, SchedulingOf(options));
+}
 
 absl::StatusOr<ReplayReport> ReplayTrace(std::span<const TraceRequest> requests, const EngineOptions& options,
                                          Target& target, const ReplayProgress& progress,
                                          const std::atomic<bool>& stop) {
-  const SchedulerOptions scheduling{.block_size = options.geometry.block_size,
-                                    .blocks = options.geometry.blocks,
-                                    .concurrency = options.concurrency,
-                                    .chunk_tokens = options.chunk_tokens,
-                                    .k = options.geometry.k,
-                                    .ring_rows_per_block = options.geometry.rows_per_block(),
-                                    .seed = options.seed};
-  if (auto status = Scheduler::Check(requests, scheduling); !status.ok()) return status;
+  if (auto status = CheckReplay(requests, options); !status.ok()) return status;
   std::int64_t total = 0;
   for (const TraceRequest& r : requests) total += std::int64_t{r.input_length} + r.output_length - 1;
 
   const auto start = Clock::now();
   const auto calls = std::make_unique<Calls>();
-  Producer producer(requests, scheduling, options, *calls);
+  Producer producer(requests, SchedulingOf(options), options, *calls);
   std::thread producing([&producer] { producer.Run(); });
   Consumer consumer(requests, options, target);
   absl::Status status;

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/replay/check.h"
 #include "client/replay/scheduler.h"
@@ -54,8 +55,11 @@ struct ReplayReport {
 // Called after every step; `done` and `total` count token rows.
 using ReplayProgress = std::function<void(std::int64_t done, std::int64_t total, const SchedulerCounts&)>;
 
-// Runs until all requests have finished or `stop` is set. An error is one of Scheduler::Check, of the
-// target, or INTERNAL when the target counts other rows or regions than were sent.
+// INVALID_ARGUMENT for options that no engine could run these requests with.
+absl::Status CheckReplay(std::span<const TraceRequest> requests, const EngineOptions& options);
+
+// Runs until all requests have finished or `stop` is set. An error is one of CheckReplay, of the target,
+// or INTERNAL when the target counts other rows or regions than were sent.
 absl::StatusOr<ReplayReport> ReplayTrace(std::span<const TraceRequest> requests, const EngineOptions& options,
                                          Target& target, const ReplayProgress& progress,
                                          const std::atomic<bool>& stop);

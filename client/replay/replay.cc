@@ -2,22 +2,23 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <csignal>
+#include <cstdio>
 #include <random>
-#include <span>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include "client/replay/engine.h"
+#include "client/client.h"
+#include "client/commands.h"
 #include "client/replay/report.h"
 #include "client/replay/target.h"
-#include "client/replay/trace.h"
-#include "client/units.h"
+#include "kernels/layout.h"
 
 namespace kvsummary {
 namespace {
+
+constexpr int kInterrupted = 130;  // as shells say it of a program that SIGINT ended
 
 class ClientTarget : public Target {
  public:
@@ -70,52 +71,21 @@ class StopOnSignal {
   struct sigaction terminate_ = {};
 };
 
-template <typename Number>
-absl::Status ParseNumber(const std::string& flag, const std::string& value, Number low, Number& out) {
-  Number number{};
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size() || number < low) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--%s is '%s', not a whole number from %d on", flag, value, low));
-  }
-  out = number;
-  return absl::OkStatus();
+absl::Status CheckAtLeast(const Invocation& invocation, const char* flag, std::int64_t least) {
+  if (invocation.Int64(flag) >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--%s=%s: must be at least %d", flag, invocation.Text(flag), least));
 }
 
-absl::Status SetFlag(const std::string& flag, const std::string& value, ReplayOptions& o) {
-  if (flag == "trace") return o.trace = value, absl::OkStatus();
-  if (flag == "device") return o.device = value, absl::OkStatus();
-  if (flag == "requests") return ParseNumber<std::int64_t>(flag, value, 1, o.requests);
-  if (flag == "concurrency") return ParseNumber<std::int32_t>(flag, value, 1, o.concurrency);
-  if (flag == "layers") return ParseNumber<std::int32_t>(flag, value, 1, o.layers);
-  if (flag == "k") return ParseNumber<std::int32_t>(flag, value, 0, o.k);
-  if (flag == "block-size") return ParseNumber<std::int32_t>(flag, value, 8, o.block_size);
-  if (flag == "blocks") return ParseNumber<std::int64_t>(flag, value, 2, o.blocks);
-  if (flag == "chunk-tokens") return ParseNumber<std::int32_t>(flag, value, 1, o.chunk_tokens);
-  if (flag == "sample") return ParseNumber<std::int64_t>(flag, value, 0, o.sample);
-  if (flag == "seed") return ParseNumber<std::uint64_t>(flag, value, 0, o.seed);
-  if (flag == "cache-bytes") {
-    const auto bytes = ParseBytes(value);
-    if (!bytes.ok()) {
-      return absl::InvalidArgumentError(absl::StrFormat("--cache-bytes: %s", bytes.status().message()));
-    }
-    o.cache_bytes = *bytes;
-    return absl::OkStatus();
+// Blocks of the cache, the null block included.
+std::int64_t BlocksFor(const Invocation& invocation, const CacheGeometry& g,
+                       std::span<const TraceRequest> requests) {
+  if (invocation.Int64("blocks") > 0) return invocation.Int64("blocks");
+  std::int64_t all = 1;
+  for (const TraceRequest& r : requests) {
+    all += (std::int64_t{r.input_length} + r.output_length - 1 + g.block_size - 1) / g.block_size;
   }
-  return absl::InvalidArgumentError(absl::StrFormat("replay has no flag --%s", flag));
-}
-
-CacheGeometry GeometryOf(const ReplayOptions& options) {
-  CacheGeometry g{.layers = options.layers, .block_size = options.block_size};
-  g.block_stride = g.dense_block_stride();
-  g.blocks = options.blocks > 0 ? options.blocks
-                                : std::min(options.cache_bytes / std::max<std::int64_t>(g.block_stride, 1),
-                                           kMaxIndex / options.block_size);
-  g.ring_blocks = std::int64_t{options.concurrency} + 1;
-  g.capacity = std::max(kMinVerifyCapacity, kRegionTokens - 1 + options.k);
-  g.rows_per_layer = g.capacity;
-  g.k = options.k;
-  return g;
+  return std::min({all, invocation.Bytes("cache-bytes") / g.block_stride, kMaxIndex / g.block_size});
 }
 
 std::string UniqueName() {
@@ -123,114 +93,104 @@ std::string UniqueName() {
   return absl::StrFormat("replay-%08x%08x", random(), random());
 }
 
-int Fail(std::FILE* err, const absl::Status& status) {
-  const std::string text = absl::StrFormat("replay: %s\n", status.message());
-  std::fputs(text.c_str(), err);
-  return 1;
-}
-
-void PrintReport(const ReplayReport& report, const EngineOptions& engine, bool json, std::FILE* out,
-                 std::FILE* err) {
-  const std::string text = json ? FormatJson(report, engine) : FormatTable(report, engine);
-  std::fputs(text.c_str(), out);
-  std::fflush(out);
-  for (const Mismatch& m : report.mismatches) {
-    const std::string line = absl::StrFormat("MISMATCH: %s\n", m.what);
-    std::fputs(line.c_str(), err);
-  }
+void PrintReport(const ReplayReport& report, const EngineOptions& options, bool json) {
+  absl::PrintF("%s", json ? FormatJson(report, options) : FormatTable(report, options));
+  for (const Mismatch& m : report.mismatches) absl::FPrintF(stderr, "MISMATCH: %s\n", m.what);
 }
 
 }  // namespace
 
-const char kReplayUsage[] =
-    R"(  --trace=FILE         requests, one JSON object a line (required)
-  --requests=N         only the trace's first N requests
-  --concurrency=N      running requests at most (64)
-  --layers=N           layers (1)
-  --k=N                drafts of a verify step; 0: decode steps (0)
-  --block-size=N       tokens a block: 8, 16, ... 512 (64)
-  --cache-bytes=SIZE   summary pages of the cache, e.g. 8GiB (2GiB)
-  --blocks=N           blocks of the cache, instead of --cache-bytes
-  --chunk-tokens=N     prefill tokens of a step at most (8192)
-  --sample=N           requests whose bytes are checked (one in 50, at least 8)
-  --seed=N             of rows, acceptance and sample (1)
-  --device=NAME        device of the cache (the daemon's default)
-  --json               print one JSON object instead of a table
-)";
+std::vector<Flag> ReplayFlags() {
+  return {{"trace", "FILE", nullptr, "requests, one JSON object a line"},
+          {"requests", "N", "0", "only the trace's first N requests; 0: all", CheckInt64},
+          {"concurrency", "N", "64", "running requests at most", CheckInt32},
+          {"layers", "N", "1", "layers of the cache", CheckInt32},
+          {"k", "N", "0", "drafts of a verify step; 0: decode steps", CheckInt32},
+          {"block-size", "TOKENS", "64", "8, 16, 32 ... 512", CheckInt32},
+          {"cache-bytes", "SIZE", "2GiB", "summary pages of the cache at most", CheckBytes},
+          {"blocks", "N", "0", "blocks of the cache; 0: by --cache-bytes", CheckInt64},
+          {"chunk-tokens", "TOKENS", "8192", "prefill rows of a step at most", CheckInt32},
+          {"sample", "N", "-1", "requests whose bytes are checked; -1: one in 50, at least 8", CheckInt64},
+          {"seed", "N", "1", "of rows, acceptance and sample", CheckInt64},
+          {"device", "DEVICE", "", "host or cuda:N; else the daemon's default"},
+          {"json", nullptr, "", "print one JSON object instead of a table"}};
+}
 
-absl::StatusOr<ReplayOptions> ParseReplayFlags(const std::vector<std::string>& args) {
-  ReplayOptions options;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    const std::string& arg = args[i];
-    if (arg == "--json") {
-      options.json = true;
-      continue;
-    }
-    if (!arg.starts_with("--")) {
-      return absl::InvalidArgumentError(absl::StrFormat("replay takes no argument '%s'", arg));
-    }
-    const std::size_t equals = arg.find('=');
-    const bool joined = equals != std::string::npos;
-    if (!joined && i + 1 == args.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat("%s has no value", arg));
-    }
-    const std::string flag = arg.substr(2, joined ? equals - 2 : std::string::npos);
-    const std::string value = joined ? arg.substr(equals + 1) : args[++i];
-    if (auto status = SetFlag(flag, value, options); !status.ok()) return status;
+absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
+                                            std::span<const TraceRequest> requests) {
+  for (const auto& [flag, least] : {std::pair{"requests", 0},
+                                    {"concurrency", 1},
+                                    {"layers", 1},
+                                    {"k", 0},
+                                    {"block-size", kRegionTokens},
+                                    {"blocks", 0},
+                                    {"chunk-tokens", 1},
+                                    {"sample", -1},
+                                    {"seed", 0}}) {
+    if (auto status = CheckAtLeast(invocation, flag, least); !status.ok()) return status;
   }
-  if (options.trace.empty()) return absl::InvalidArgumentError("replay needs --trace=FILE");
+  CacheGeometry g{};
+  g.layers = invocation.Int32("layers");
+  g.block_size = invocation.Int32("block-size");
+  g.block_stride = g.dense_block_stride();
+  g.blocks = BlocksFor(invocation, g, requests);
+  g.ring_blocks = invocation.Int64("concurrency") + 1;
+  g.k = invocation.Int32("k");
+  g.capacity = std::max(kMinVerifyCapacity, kRegionTokens - 1 + g.k);
+  g.rows_per_layer = g.capacity;
+
+  const std::int64_t count = std::ssize(requests);
+  const std::int64_t sample = invocation.Int64("sample");
+  const EngineOptions options{.geometry = g,
+                              .concurrency = invocation.Int32("concurrency"),
+                              .chunk_tokens = invocation.Int32("chunk-tokens"),
+                              .sampled_requests = std::min(
+                                  count, sample >= 0 ? sample : std::max<std::int64_t>(8, (count + 49) / 50)),
+                              .seed = static_cast<std::uint64_t>(invocation.Int64("seed"))};
+  if (auto status = CheckReplay(requests, options); !status.ok()) return status;
   return options;
 }
 
-int RunReplay(const ReplayOptions& options, Client& client, std::FILE* out, std::FILE* err) {
-  const auto requests = ReadTrace(options.trace, options.requests);
-  if (!requests.ok()) return Fail(err, requests.status());
+int RunReplay(const Invocation& invocation) {
+  const auto requests = ReadTrace(invocation.Text("trace"), invocation.Int64("requests"));
+  if (!requests.ok()) return Fail(requests.status());
+  auto options = ReplayOptions(invocation, *requests);
+  if (!options.ok()) return Fail(options.status());
+  const auto client = Client::Connect(invocation.Address());
+  if (!client.ok()) return Fail(client.status());
   const StopOnSignal stop_on_signal;
-  const auto cache = client.CreateCache(UniqueName(), options.device, GeometryOf(options));
-  if (!cache.ok()) return Fail(err, cache.status());
+  const auto cache = (*client)->CreateCache(UniqueName(), invocation.Text("device"), options->geometry);
+  if (!cache.ok()) return Fail(cache.status());
+  options->geometry = cache->geometry;
 
-  const std::int64_t count = std::ssize(*requests);
-  const EngineOptions engine{
-      .geometry = cache->geometry,
-      .concurrency = options.concurrency,
-      .chunk_tokens = options.chunk_tokens,
-      .sampled_requests = std::min(
-          count, options.sample >= 0 ? options.sample : std::max<std::int64_t>(8, (count + 49) / 50)),
-      .seed = options.seed};
-  ClientTarget target(client, *cache);
+  ClientTarget target(**client, *cache);
   absl::StatusOr<ReplayReport> report;
   {
-    ProgressBar bar(err);
-    report = ReplayTrace(
-        *requests, engine, target,
-        [&bar](std::int64_t done, std::int64_t total, const SchedulerCounts& counts) {
-          bar.Update(done, total, counts.finished);
-        },
-        g_stop);
+    ProgressBar bar(stderr);
+    const auto progress = [&bar](std::int64_t done, std::int64_t total, const SchedulerCounts& counts) {
+      bar.Update(done, total, counts.finished);
+    };
+    report = ReplayTrace(*requests, *options, target, progress, g_stop);
   }
-  const absl::Status deleted = client.DeleteCache(*cache);
+  const absl::Status deleted = (*client)->DeleteCache(*cache);
 
-  int exit_status = 0;
+  int code = 0;
   if (!report.ok()) {
-    exit_status = Fail(err, report.status());
+    code = Fail(report.status());
   } else {
-    PrintReport(*report, engine, options.json, out, err);
+    PrintReport(*report, *options, invocation.On("json"));
     if (report->interrupted) {
-      const std::string text =
-          absl::StrFormat("replay: interrupted after %d of %d requests%s\n", report->counts.finished, count,
-                          deleted.ok() ? "; its cache is deleted" : "");
-      std::fputs(text.c_str(), err);
-      exit_status = 130;
+      absl::FPrintF(stderr, "interrupted after %d of %d requests%s\n", report->counts.finished,
+                    requests->size(), deleted.ok() ? "; the cache is deleted" : "");
+      code = kInterrupted;
     }
-    if (report->mismatch_count > 0) exit_status = 1;
+    if (report->mismatch_count > 0) code = kFailure;
   }
   if (!deleted.ok()) {
-    const std::string text =
-        absl::StrFormat("replay: cache %s is not deleted: %s\n", cache->name, deleted.message());
-    std::fputs(text.c_str(), err);
-    exit_status = 1;
+    absl::FPrintF(stderr, "cache %s is not deleted\n", cache->name);
+    code = Fail(deleted);
   }
-  return exit_status;
+  return FlushOutput(code);
 }
 
 }  // namespace kvsummary
