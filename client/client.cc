@@ -1,5 +1,7 @@
 #include "client/client.h"
 
+#include <grpc/grpc.h>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
