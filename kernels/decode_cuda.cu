@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ uint4 shared[kWarps];
   RowMaxima maxima = ThreadMaxima(z);
   ReduceCta(maxima, shared);
-  std::uint8_t out[2 * kWords];
+  std::uint16_t out[kWords];
   SummarizeFlat(k, z, maxima, out);
-  StoreSummary<kWords>(view.summary(layer, slot), out, thread);
+  StoreSummary(view.summary(layer, slot), out, thread);
 }
 
 }  // namespace

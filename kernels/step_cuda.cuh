@@ -40,13 +40,13 @@ __device__ __forceinline__ void Store(std::uint16_t* row, const std::uint32_t (&
 
 // The summary bytes of one thread's channels.
 template <int Words>
-__device__ __forceinline__ void StoreSummary(std::uint8_t* summary, const std::uint8_t (&bytes)[2 * Words],
+__device__ __forceinline__ void StoreSummary(std::uint8_t* summary, const std::uint16_t (&pairs)[Words],
                                              int thread) {
   struct alignas(2 * Words) Bytes {
-    std::uint8_t byte[2 * Words];
+    std::uint16_t pair[Words];
   } b;
 #pragma unroll
-  for (int i = 0; i < 2 * Words; ++i) b.byte[i] = bytes[i];
+  for (int i = 0; i < Words; ++i) b.pair[i] = pairs[i];
   *reinterpret_cast<Bytes*>(summary + thread * 2 * Words) = b;
 }
 

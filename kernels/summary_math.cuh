@@ -77,26 +77,35 @@ __device__ __forceinline__ RowMaxima ThreadMaxima(const std::uint32_t (&z)[kRegi
   return m;
 }
 
-// num / max(den, 1e-20) through bf16 to e4m3.
-__device__ __forceinline__ std::uint8_t Quantize(float num, float den) {
-  const float q = __fdiv_rn(num, NanMax(den, 1e-20f));
-  return __nv_cvt_float_to_fp8(__bfloat162float(__float2bfloat16_rn(q)), __NV_SATFINITE, __NV_E4M3);
+// num / max(den, 1e-20) through bf16 to e4m3, of two channels: the lower byte is the first one's.
+__device__ __forceinline__ std::uint16_t QuantizePair(float num0, float den0, float num1, float den1) {
+  const float q0 = __fdiv_rn(num0, NanMax(den0, 1e-20f));
+  const float q1 = __fdiv_rn(num1, NanMax(den1, 1e-20f));
+  const float2 rounded = __bfloat1622float2(__floats2bfloat162_rn(q0, q1));
+  return __nv_cvt_float2_to_fp8x2(rounded, __NV_SATFINITE, __NV_E4M3);
 }
 
-// Summary bytes of one thread's channels. Throughput form: few registers; rescaling is skipped, for the
-// whole warp alike, where a row does not raise the maximum.
+// Summary bytes of one thread's channels, two a half-word. Throughput form: few registers, and a row that
+// does not raise the maximum rescales nothing. That is exact. Where den > 0 the factor is exp(0) = 1. Where
+// den is 0 or NaN the factor is 0, and num stays what it is if it is a zero or NaN, which holds as soon as
+// it has been multiplied by 0 once: done right after the only rows that can bring den to 0 under another
+// num, those that raise the maximum. (The first row cannot: there num is w * k with w = den.)
 template <int N>
 __device__ __forceinline__ void Summarize(const std::uint32_t (&k)[kRegionTokens][N],
                                           const std::uint32_t (&z)[kRegionTokens][N], const RowMaxima& maxima,
-                                          std::uint8_t (&out)[2 * N]) {
+                                          std::uint16_t (&out)[N]) {
   float num[2 * N], den[2 * N];
-  float m = -INFINITY;
+  float m = NanMax(-INFINITY, maxima.row(0));
 #pragma unroll
-  for (int i = 0; i < 2 * N; ++i) num[i] = den[i] = 0.0f;
+  for (int i = 0; i < 2 * N; ++i) {
+    den[i] = expf(__fsub_rn(Widen(z[0], i), m));
+    num[i] = __fadd_rn(0.0f, __fmul_rn(den[i], Widen(k[0], i)));
+  }
 #pragma unroll
-  for (int t = 0; t < kRegionTokens; ++t) {
+  for (int t = 1; t < kRegionTokens; ++t) {
     const float raised = NanMax(m, maxima.row(t));
-    if (raised != m) {  // NaN comes this way too
+    const bool rescale = raised != m;  // alike in all threads; NaN comes this way too
+    if (rescale) {
       const float scale = expf(__fsub_rn(m, raised));
 #pragma unroll
       for (int i = 0; i < 2 * N; ++i) {
@@ -104,25 +113,21 @@ __device__ __forceinline__ void Summarize(const std::uint32_t (&k)[kRegionTokens
         num[i] = __fmul_rn(num[i], s);
         den[i] = __fmul_rn(den[i], s);
       }
-    } else {
-      // s is exp(0) = 1 where den > 0 and 0 elsewhere: that keeps a zero's sign and makes NaN of infinity.
-#pragma unroll
-      for (int i = 0; i < 2 * N; ++i) {
-        if (den[i] > 0.0f) continue;
-        num[i] = __fmul_rn(num[i], 0.0f);
-        den[i] = __fmul_rn(den[i], 0.0f);
-      }
+      m = raised;
     }
-    m = raised;
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i) {
       const float w = expf(__fsub_rn(Widen(z[t], i), m));
       num[i] = __fadd_rn(num[i], __fmul_rn(w, Widen(k[t], i)));
       den[i] = __fadd_rn(den[i], w);
     }
+    if (rescale && t < kRegionTokens - 1) {
+#pragma unroll
+      for (int i = 0; i < 2 * N; ++i) num[i] = den[i] > 0.0f ? num[i] : __fmul_rn(num[i], 0.0f);
+    }
   }
 #pragma unroll
-  for (int i = 0; i < 2 * N; ++i) out[i] = Quantize(num[i], den[i]);
+  for (int i = 0; i < N; ++i) out[i] = QuantizePair(num[2 * i], den[2 * i], num[2 * i + 1], den[2 * i + 1]);
 }
 
 // The same bytes. Latency form: all exponentials first, side by side and without a branch; only the
@@ -130,7 +135,7 @@ __device__ __forceinline__ void Summarize(const std::uint32_t (&k)[kRegionTokens
 template <int N>
 __device__ __forceinline__ void SummarizeFlat(const std::uint32_t (&k)[kRegionTokens][N],
                                               const std::uint32_t (&z)[kRegionTokens][N],
-                                              const RowMaxima& maxima, std::uint8_t (&out)[2 * N]) {
+                                              const RowMaxima& maxima, std::uint16_t (&out)[N]) {
   float m[kRegionTokens], scale[kRegionTokens], w[kRegionTokens][2 * N];
 #pragma unroll
   for (int t = 0; t < kRegionTokens; ++t) {
@@ -143,15 +148,19 @@ __device__ __forceinline__ void SummarizeFlat(const std::uint32_t (&k)[kRegionTo
     for (int i = 0; i < 2 * N; ++i) w[t][i] = expf(__fsub_rn(Widen(z[t], i), m[t]));
   }
 #pragma unroll
-  for (int i = 0; i < 2 * N; ++i) {
-    float num = 0.0f, den = 0.0f;
+  for (int i = 0; i < N; ++i) {
+    float num[2] = {}, den[2] = {};
 #pragma unroll
     for (int t = 0; t < kRegionTokens; ++t) {
-      const float s = den > 0.0f ? scale[t] : 0.0f;
-      num = __fadd_rn(__fmul_rn(num, s), __fmul_rn(w[t][i], Widen(k[t], i)));
-      den = __fadd_rn(__fmul_rn(den, s), w[t][i]);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float s = den[c] > 0.0f ? scale[t] : 0.0f;
+        const float weight = w[t][2 * i + c];
+        num[c] = __fadd_rn(__fmul_rn(num[c], s), __fmul_rn(weight, Widen(k[t], 2 * i + c)));
+        den[c] = __fadd_rn(__fmul_rn(den[c], s), weight);
+      }
     }
-    out[i] = Quantize(num, den);
+    out[i] = QuantizePair(num[0], den[0], num[1], den[1]);
   }
 }
 

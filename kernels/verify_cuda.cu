@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t layer = blockIdx.y;
   const int start = step.query_start_loc[request], end = step.query_start_loc[request + 1];
   const int seq_len = step.seq_lens[request];
-  if (!GoodRange(start, end, step.rows) || seq_len < end - start) {
+  if (!GoodRange(start, end, step.rows) || (start < end && seq_len < end - start)) {
     if (thread == 0) CountSkipped(skipped);
     return;
   }
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kThreads)
       }
       RowMaxima maxima = ThreadMaxima(rz);
       ReduceCta(maxima, shared);
-      std::uint8_t out[2 * kWords];
+      std::uint16_t out[kWords];
       SummarizeFlat(rk, rz, maxima, out);
       const std::int64_t closing_slot = __shfl_sync(kFullWarp, slot, closing);
-      StoreSummary<kWords>(view.summary(layer, closing_slot), out, thread);
+      StoreSummary(view.summary(layer, closing_slot), out, thread);
     }
 #pragma unroll
     for (int t = 0; t < kRegionTokens; ++t) {

@@ -74,9 +74,9 @@ Twin::Twin(const CacheGeometry& geometry, int first_layer, int layers, std::int6
       device_(host_.size()),
       device_image_(static_cast<std::size_t>(RowsBytes(rows, layers, Arrangement::kWide) + rows * 40 + 4096)),
       device_skipped_(sizeof(unsigned long long)),
-      host_view_(MakeView(geometry_, host_.data() + kGuardBytes, first_layer, layers)),
-      device_view_(
-          MakeView(geometry_, static_cast<std::uint8_t*>(device_.get()) + kGuardBytes, first_layer, layers)) {
+      host_view_(MakeView(geometry_, host_.data() + kGuardBytes, {first_layer, layers})),
+      device_view_(MakeView(geometry_, static_cast<std::uint8_t*>(device_.get()) + kGuardBytes,
+                            {first_layer, layers})) {
   Random random(seed);
   for (std::size_t i = 0; i + 8 <= host_.size(); i += 8) {
     const std::uint64_t bits = random.Next();
