@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
 }  // namespace
 
 int LaunchPrefill(const CacheView& view, const PrefillStep& step, const Launch& launch) {
-  if (step.rows <= 0 || step.requests <= 0 || view.layers <= 0) return cudaSuccess;
+  if (step.requests <= 0 || view.layers <= 0) return cudaSuccess;
   int device = 0, processors = 0;
   if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -253,12 +253,11 @@ int LaunchPrefill(const CacheView& view, const PrefillStep& step, const Launch& 
     return e;
   }
   // Enough CTAs for one group a warp, but no more than run at once beside those of the requests.
-  const std::int64_t groups = (std::int64_t{step.rows} - 1) / kRegionTokens + 1;
+  const std::int64_t groups = (std::int64_t{step.rows} + kRegionTokens - 1) / kRegionTokens;
   const std::int64_t room = std::int64_t{processors} * kCtasPerSm / view.layers - step.requests;
   const std::int64_t ctas =
-      std::clamp<std::int64_t>(room, processors / view.layers + 1, (groups - 1) / kWarps + 1);
-  return LaunchGrid(Prefill, step.requests + ctas, view.layers, kThreads, launch.stream, view, step,
-                    launch.skipped);
+      std::min((groups + kWarps - 1) / kWarps, std::max<std::int64_t>(room, processors / view.layers + 1));
+  return LaunchGrid(Prefill, step.requests + ctas, view.layers, kThreads, launch.stream, view, step, launch.skipped);
 }
 
 }  // namespace kvsummary::cuda
