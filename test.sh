@@ -1,0 +1,108 @@
+#!/bin/bash
+# Installs what is missing and runs every check that needs no GPU. The last line is 'N passed, N failed':
+# the test cases of the plain build, and one for each step.
+#   --quick   without the sanitizers and the container
+set -uo pipefail
+cd "$(dirname "$0")" || exit 1
+
+quick=false
+for arg in "$@"; do
+  case $arg in
+    --quick) quick=true ;;
+    -h | --help)
+      echo "usage: ./test.sh [--quick]   (--quick: without the sanitizers and the container)"
+      exit 0
+      ;;
+    *)
+      echo "error: unknown argument '$arg'; usage: ./test.sh [--quick]" >&2
+      exit 2
+      ;;
+  esac
+done
+
+passed=0 failed=0
+started=$(mktemp)
+trap 'rm -f "$started"' EXIT
+
+step() { # step NAME COMMAND...
+  local name=$1 start=$SECONDS verdict=passed
+  shift
+  echo "=== $name"
+  if "$@"; then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    verdict=FAILED
+  fi
+  echo "=== $name: $verdict, $((SECONDS - start)) s"
+}
+
+scripts() { find . -path ./.git -prune -o -type f \( -name '*.sh' -o -path './.ci/*' \) -print; }
+
+sources() { # sources SUFFIX...: our files with these suffixes
+  local suffix
+  for suffix in "$@"; do
+    find kernels server client tests third_party -type f -name "*.$suffix"
+  done
+}
+
+check_format() { sources cc h cu cuh | xargs clang-format-14 --dry-run -Werror; }
+
+check_shell() { scripts | xargs shellcheck; }
+
+check_protos() {
+  local buf
+  buf=$(command -v buf || third_party/pip_tool.sh buf-bin==1.75.0 buf) && "$buf" lint proto
+}
+
+# The files without gRPC or gtest in them: those take clang-tidy 10 to 20 s each.
+check_tidy() {
+  third_party/tools/compile_commands.py &&
+    sources cc | grep -v _test.cc | xargs grep -L 'grpcpp\|gtest' |
+    xargs -n 2 -P "$(nproc)" clang-tidy-14 --quiet --warnings-as-errors='*' -p .
+}
+
+bazel_test() { bazel test --config=ci "$@" //...; }
+
+count_cases() { # of the bazel test since the start: passed and failed
+  python3 - "$started" <<'PY'
+import glob, os, sys
+import xml.etree.ElementTree as et
+since = os.path.getmtime(sys.argv[1])
+passed = failed = 0
+for path in glob.glob("bazel-testlogs/**/test.xml", recursive=True):
+    if os.path.getmtime(path) < since:
+        continue
+    for case in et.parse(path).getroot().iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif case.get("result", "completed") == "completed" and case.get("status", "run") == "run":
+            passed += 1
+print(passed, failed)
+PY
+}
+
+step install third_party/install.sh test
+[[ $failed -eq 0 ]] || { echo "0 passed, 1 failed"; exit 1; }
+
+step format check_format
+step shellcheck check_shell
+step "buf lint" check_protos
+step build bazel build --config=ci //...
+step test bazel_test
+read -r cases bad < <(count_cases)
+echo "=== test cases: $cases passed, $bad failed"
+step clang-tidy check_tidy
+step "portable build" bazel build --config=ci --config=portable //server:summaryd //client:summaryctl
+if ! $quick; then
+  # The suffix of the later configuration names the output directory: the sanitizer last.
+  step asan bazel_test --config=cpu --config=asan
+  step ubsan bazel_test --config=cpu --config=ubsan
+  if [[ $(id -u) -eq 0 ]]; then
+    step container deploy/test_container.sh
+  else
+    echo "=== container: skipped, it takes root"
+  fi
+fi
+
+echo "steps: $passed passed, $failed failed"
+echo "$((cases + passed)) passed, $((bad + failed)) failed"
+[[ $failed -eq 0 && $bad -eq 0 && $cases -gt 0 ]]
