@@ -1,0 +1,108 @@
+# Black-box suites over the real binaries. A suite sources this file, defines functions test_*, and calls
+# run_tests. Each test runs by itself under `set -e` with its own folder $dir; daemons that it leaves running
+# are killed and the folder is removed. Bazel gets one test case a function.
+# shellcheck shell=bash disable=SC2034  # what only the suites read
+
+summaryd=$TEST_SRCDIR/$TEST_WORKSPACE/server/summaryd
+summaryctl=$TEST_SRCDIR/$TEST_WORKSPACE/client/summaryctl
+data=$TEST_SRCDIR/$TEST_WORKSPACE/tests/data
+
+die() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+# start NAME ARGUMENT...: a daemon with its log in $dir/NAME.log and its process in pid[NAME].
+declare -A pid
+start() {
+  local name=$1
+  shift
+  "$summaryd" "$@" > "$dir/$name.log" 2>&1 < /dev/null &
+  pid[$name]=$!
+}
+
+# ready NAME ADDRESS: waits until the daemon answers there; fails if it ends first.
+ready() {
+  local first='' ping
+  "$summaryctl" --address="$2" ping > "$dir/ping.log" 2>&1 &
+  ping=$!
+  if ! wait -n -p first "${pid[$1]}" "$ping" || [[ $first != "$ping" ]]; then
+    cat "$dir/$1.log" "$dir/ping.log" >&2
+    die "daemon $1 does not answer on $2"
+  fi
+}
+
+# serve NAME ADDRESS ARGUMENT...: start on this address, and ready.
+serve() {
+  local name=$1 address=$2
+  shift 2
+  start "$name" --listen="$address" "$@"
+  ready "$name" "$address"
+}
+
+# stop NAME [SIGNAL]: sends the signal (TERM) and waits; the exit code is in $code.
+stop() {
+  code=0
+  kill "-${2-TERM}" "${pid[$1]}"
+  wait "${pid[$1]}" || code=$?
+  unset "pid[$1]"
+}
+
+# ctl ADDRESS ARGUMENT...
+ctl() {
+  local address=$1
+  shift
+  "$summaryctl" --address="$address" "$@"
+}
+
+# expect_code CODE COMMAND...: runs it, output in $dir/out and shown when the exit code is another.
+expect_code() {
+  local want=$1 got=0
+  shift
+  "$@" > "$dir/out" 2>&1 < /dev/null || got=$?
+  [[ $got -eq $want ]] || {
+    cat "$dir/out" >&2
+    die "exit code $got, expected $want: $*"
+  }
+}
+
+# expect_text TEXT: in the output of the last expect_code, or in the file given as the second argument.
+expect_text() {
+  grep -qiF -e "$1" "${2-$dir/out}" || {
+    cat "${2-$dir/out}" >&2
+    die "no '$1' in this output"
+  }
+}
+
+clean_up() {
+  local process
+  for process in "${pid[@]}"; do
+    kill -KILL "$process"
+    wait "$process"
+  done 2> /dev/null
+  rm -rf "$dir"
+}
+
+run_tests() {
+  local name rc failed=0 cases=''
+  for name in $(compgen -A function test_); do
+    dir=$(mktemp -d /tmp/kvs-XXXXXX)
+    (
+      trap clean_up EXIT
+      set -euo pipefail
+      "$name"
+    )
+    rc=$?
+    if [[ $rc -eq 0 ]]; then
+      echo "ok      $name"
+      cases+="<testcase name=\"$name\"/>"
+    else
+      echo "FAILED  $name"
+      cases+="<testcase name=\"$name\"><failure message=\"exit code $rc\"/></testcase>"
+      failed=1
+    fi
+  done
+  [[ -z ${XML_OUTPUT_FILE-} ]] || echo "<testsuites><testsuite name=\"${0##*/}\">$cases</testsuite></testsuites>" \
+    > "$XML_OUTPUT_FILE"
+  exit "$failed"
+}
