@@ -56,8 +56,10 @@ echo "installing ${#missing[@]} missing packages: ${missing[*]}"
 start=$SECONDS
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# Without Error-Mode=any an update that fetched nothing counts as a success.
-if ! { "${as_root[@]}" apt-get update -q -o APT::Update::Error-Mode=any &&
+# Without Error-Mode=any an update that fetched nothing counts as a success. OpenJDK's installation needs the
+# folder of manual pages, which slim images lack.
+if ! { "${as_root[@]}" mkdir -p /usr/share/man/man1 &&
+  "${as_root[@]}" apt-get update -q -o APT::Update::Error-Mode=any &&
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -qy --no-install-recommends "${missing[@]}"; } > "$log" 2>&1 < /dev/null; then
   tail -n 25 "$log" >&2
