@@ -52,7 +52,7 @@ int Run(const Config& config) {
   auto server = Server::Start({.listen = config.listen}, caches);
   if (!server.ok()) {
     spdlog::error("{}", std::string(server.status().message()));
-    return 1;
+    return absl::IsInvalidArgument(server.status()) ? 2 : 1;  // 2: a --listen that is no address
   }
   for (const std::string& address : (*server)->addresses()) {
     spdlog::info("listening on {}", address);
