@@ -44,7 +44,7 @@ serve() {
 stop() {
   code=0
   kill "-${2-TERM}" "${pid[$1]}"
-  wait "${pid[$1]}" || code=$?
+  wait "${pid[$1]}" 2> /dev/null || code=$?
   unset "pid[$1]"
 }
 
@@ -77,8 +77,8 @@ expect_text() {
 clean_up() {
   local process
   for process in "${pid[@]}"; do
-    kill -KILL "$process"
-    wait "$process"
+    kill -KILL "$process" || true
+    wait "$process" || true
   done 2> /dev/null
   rm -rf "$dir"
 }

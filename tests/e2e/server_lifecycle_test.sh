@@ -53,7 +53,7 @@ test_socket_in_a_missing_folder_is_refused() {
 }
 
 test_socket_path_too_long_is_refused() {
-  refused --listen="unix:$dir/$(printf 'x%.0s' {1..120})"
+  misused --listen="unix:$dir/$(printf 'x%.0s' {1..120})"
   expect_text 107
 }
 
@@ -74,14 +74,17 @@ test_port_in_use_is_refused() {
   expect_code 0 ctl "127.0.0.1:$port" ping
 }
 
-# listens ADDRESS_IN_HEX PORT: a listening IPv4 socket there.
-listens() { grep -qE "^ *[0-9]+: $1:$(printf %04X "$2") [0-9A-F:]+ 0A" /proc/net/tcp; }
+# listens ADDRESS PORT: something listens on a TCP address that matches, in the kernel's hexadecimal.
+listens() { cat /proc/net/tcp /proc/net/tcp6 | grep -qE "^ *[0-9]+: $1:$(printf %04X "$2") [0-9A-F:]+ 0A"; }
 
 test_loopback_only_unless_told_otherwise() {
   start near --listen="unix:$dir/n" --listen=:0
   ready near "unix:$dir/n"
-  listens 0100007F "$(port near)" || die "not on 127.0.0.1: $(cat "$dir/near.log")"
-  ! listens 00000000 "$(port near)" || die "on all addresses: $(cat "$dir/near.log")"
+  listens '[0F]*0100007F' "$(port near)" || die "not on 127.0.0.1: $(cat "$dir/near.log")"
+  ! listens '0+' "$(port near)" || die "on all addresses: $(cat "$dir/near.log")"
+  start wide --listen="unix:$dir/w" --listen=0.0.0.0:0
+  ready wide "unix:$dir/w"
+  listens '[0F]*0+' "$(port wide)" || die "not on all addresses: $(cat "$dir/wide.log")"
 }
 
 test_budget_is_obeyed() {
