@@ -81,7 +81,7 @@ class Checker {
   const TraceRequest& request_;
   const CacheGeometry& geometry_;
   const std::uint64_t seed_;
-  std::array<std::uint16_t, kRegionTokens * kRowElements> rows_;
+  std::array<std::uint16_t, kRegionElements> rows_;
   CheckResult result_;
 };
 

@@ -1,5 +1,6 @@
 #include "client/replay/reference.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -55,7 +56,7 @@ std::uint8_t ReferenceE4m3(std::uint16_t bf16) {
 }
 
 std::array<std::uint8_t, kSummaryBytes> ReferenceSummary(
-    std::span<const std::uint16_t, kRegionTokens * kRowElements> rows) {
+    std::span<const std::uint16_t, kRegionElements> rows) {
   static const std::vector<std::uint8_t> kE4m3 = MakeE4m3Table();
   std::array<float, kChannels> num{};
   std::array<float, kChannels> den{};

@@ -11,7 +11,7 @@
 namespace kvsummary {
 namespace {
 
-using Region = std::array<std::uint16_t, kRegionTokens * kRowElements>;
+using Region = std::array<std::uint16_t, kRegionElements>;
 
 std::uint16_t Bf16(float value) {
   return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);

@@ -95,6 +95,7 @@ std::string UniqueName() {
 
 void PrintReport(const ReplayReport& report, const EngineOptions& options, bool json) {
   absl::PrintF("%s", json ? FormatJson(report, options) : FormatTable(report, options));
+  std::fflush(stdout);
   for (const Mismatch& m : report.mismatches) absl::FPrintF(stderr, "MISMATCH: %s\n", m.what);
 }
 
@@ -134,6 +135,11 @@ absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
   g.block_size = invocation.Int32("block-size");
   g.block_stride = g.dense_block_stride();
   g.blocks = BlocksFor(invocation, g, requests);
+  if (g.blocks < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--cache-bytes=%s, --blocks=%s: a block takes %d bytes, and at least 2 are needed",
+                        invocation.Text("cache-bytes"), invocation.Text("blocks"), g.block_stride));
+  }
   g.ring_blocks = invocation.Int64("concurrency") + 1;
   g.k = invocation.Int32("k");
   g.capacity = std::max(kMinVerifyCapacity, kRegionTokens - 1 + g.k);

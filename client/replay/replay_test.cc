@@ -71,6 +71,8 @@ TEST(ReplayOptionsTest, BadOnesAreNamed) {
   EXPECT_THAT(error({"--concurrency=0"}), HasSubstr("--concurrency=0"));
   EXPECT_THAT(error({"--block-size=0"}), HasSubstr("--block-size=0"));
   EXPECT_THAT(error({"--block-size=96"}), HasSubstr("block size is 96"));
+  EXPECT_THAT(error({"--cache-bytes=1KiB"}), HasSubstr("--cache-bytes=1KiB"));
+  EXPECT_THAT(error({"--blocks=1"}), HasSubstr("--blocks=1"));
   EXPECT_THAT(error({"--cache-bytes=8KiB"}), HasSubstr("request 3 needs 17 blocks"));
 }
 
