@@ -215,7 +215,7 @@ absl::StatusOr<ReplayReport> ReplayTrace(std::span<const TraceRequest> requests,
                                          const std::atomic<bool>& stop) {
   if (auto status = CheckReplay(requests, options); !status.ok()) return status;
   std::int64_t total = 0;
-  for (const TraceRequest& r : requests) total += std::int64_t{r.input_length} + r.output_length - 1;
+  for (const TraceRequest& r : requests) total += r.rows();
 
   const auto start = Clock::now();
   const auto calls = std::make_unique<Calls>();

@@ -169,9 +169,8 @@ TEST(ReplayEngineTest, RightBytesPass) {
       std::int64_t regions = 0;
       std::int64_t ring_rows = 0;
       for (const TraceRequest& r : SmallTrace()) {
-        const std::int64_t rows = r.input_length + r.output_length - 1;
-        regions += rows / kRegionTokens * 3;
-        ring_rows += rows % kRegionTokens * 3;
+        regions += r.rows() / kRegionTokens * 3;
+        ring_rows += r.rows() % kRegionTokens * 3;
       }
       EXPECT_EQ(report->checked_regions, regions);
       EXPECT_EQ(report->checked_ring_rows, ring_rows);

@@ -83,7 +83,7 @@ std::int64_t BlocksFor(const Invocation& invocation, const CacheGeometry& g,
   if (invocation.Int64("blocks") > 0) return invocation.Int64("blocks");
   std::int64_t all = 1;
   for (const TraceRequest& r : requests) {
-    all += (std::int64_t{r.input_length} + r.output_length - 1 + g.block_size - 1) / g.block_size;
+    all += (r.rows() + g.block_size - 1) / g.block_size;
   }
   return std::min({all, invocation.Bytes("cache-bytes") / g.block_stride, kMaxIndex / g.block_size});
 }

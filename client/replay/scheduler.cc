@@ -9,8 +9,11 @@
 namespace kvsummary {
 namespace {
 
-std::int64_t RowsOf(const TraceRequest& request) {
-  return std::int64_t{request.input_length} + request.output_length - 1;
+// What a full block of a prompt is found by. Equal hash ids mean equal prefixes, so no chain is needed.
+std::uint64_t BlockKey(const TraceRequest& trace, std::int64_t block, std::int64_t block_size) {
+  const std::int64_t blocks_per_chunk = kTraceChunkTokens / block_size;
+  const std::int64_t id = trace.hash_ids[static_cast<std::size_t>(block / blocks_per_chunk)];
+  return static_cast<std::uint64_t>(id * blocks_per_chunk + block % blocks_per_chunk);
 }
 
 }  // namespace
@@ -47,7 +50,7 @@ absl::Status Scheduler::Check(std::span<const TraceRequest> requests, const Sche
   }
   if (options.k < 0) return absl::InvalidArgumentError(absl::StrFormat("k is %d, negative", options.k));
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const std::int64_t needed = (RowsOf(requests[i]) + options.block_size - 1) / options.block_size;
+    const std::int64_t needed = (requests[i].rows() + options.block_size - 1) / options.block_size;
     if (needed > options.blocks - 1) {
       return absl::InvalidArgumentError(
           absl::StrFormat("request %d needs %d blocks, but the cache has %d besides the null block", i,
@@ -136,18 +139,11 @@ std::unique_ptr<Scheduler::Request> Scheduler::NextWaiting() {
   auto r = std::make_unique<Request>();
   r->index = next_request_++;
   r->trace = &requests_[static_cast<std::size_t>(r->index)];
-  r->rows = RowsOf(*r->trace);
+  r->rows = r->trace->rows();
   r->prefill_target = r->trace->input_length;
   counts_.started += 1;
   counts_.prompt_tokens += r->trace->input_length;
   return r;
-}
-
-// What a full block of a prompt is found by. Equal hash ids mean equal prefixes, so no chain is needed.
-static std::uint64_t BlockKey(const TraceRequest& trace, std::int64_t block, std::int64_t block_size) {
-  const std::int64_t blocks_per_chunk = kTraceChunkTokens / block_size;
-  const std::int64_t id = trace.hash_ids[static_cast<std::size_t>(block / blocks_per_chunk)];
-  return static_cast<std::uint64_t>(id * blocks_per_chunk + block % blocks_per_chunk);
 }
 
 void Scheduler::AcquirePrefix(Request& r) {

@@ -5,8 +5,7 @@
 // their prefixes in the block pool, whole blocks only and never the last token. When blocks run out the
 // youngest running request is preempted: its blocks are freed and it starts over later, through prefill,
 // with the tokens it already had. Every block is private to a request until its prompt chunk is
-// scheduled, shared after. A request of I input and O output tokens has I + O - 1 rows: the last token
-// is never fed back.
+// scheduled, shared after.
 //
 // Pure: no rows, no calls, no clock. The steps must be applied in order.
 #pragma once

@@ -18,6 +18,9 @@ struct TraceRequest {
   std::int32_t input_length = 0;       // tokens, at least 1
   std::int32_t output_length = 0;      // tokens, at least 1
   std::vector<std::int64_t> hash_ids;  // ceil(input_length / 512)
+
+  // The last output token is never fed back, so it has no row.
+  std::int64_t rows() const { return std::int64_t{input_length} + output_length - 1; }
 };
 
 // The first `limit` requests of the file, all if `limit` is 0. An unreadable file is NOT_FOUND or
