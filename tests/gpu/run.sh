@@ -3,12 +3,15 @@
 #
 #   tests/gpu/run.sh FOLDER
 #
-# FOLDER holds binaries built with --config=portable, plain or as NAME.xz: gpu_check. Every step prints its
-# name and result; logs go to $OUT, or to a temporary folder. The last line is `N passed, N failed`.
+# FOLDER holds binaries built with --config=portable, plain or as NAME.xz: gpu_check, summaryd, summaryctl.
+# Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
+# `N passed, N failed`.
 set -u
+root=$(cd "$(dirname "$0")/../.." && pwd)
 from=$(cd "${1:?usage: run.sh FOLDER}" && pwd)
 work=$(mktemp -d /tmp/kvs-XXXXXX)
-trap 'rm -rf "$work"' EXIT
+daemon=
+trap '[ -n "$daemon" ] && kill "$daemon"; wait; rm -rf "$work"' EXIT
 logs=${OUT:-$work}
 passed=0
 failed=0
@@ -39,6 +42,20 @@ step() {
 sanitize() {
   compute-sanitizer --tool "$1" --error-exitcode 9 "$work/gpu_check" --quick
 }
+
+# The daemon on the first CUDA device, and everything a client checks through it.
+export SUMMARYD_ADDRESS=unix:$work/summaryd.sock
+ctl() { timeout 280 "$work/summaryctl" "$@"; }
+"$work/summaryd" --listen="$SUMMARYD_ADDRESS" >"$logs/summaryd.log" 2>&1 &
+daemon=$!
+step ping ctl ping
+step conformance ctl conformance --device=cuda:0 "$root"/tests/data/golden/*.safetensors
+step replay ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=4 --sample=40
+step replay_verify ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=3 --k=3 \
+  --requests=100 --cache-bytes=8MiB --sample=40
+drain() { kill -TERM "$daemon" && wait "$daemon"; }
+step drain drain
+daemon=
 
 step gpu_check timeout 300 "$work/gpu_check"
 step memcheck sanitize memcheck
