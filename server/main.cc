@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 
+#include "client/units.h"
 #include "server/cache/cache.h"
 #include "server/device/device.h"
 #include "server/ops/config.h"
@@ -25,8 +26,9 @@ std::vector<std::unique_ptr<Device>> MakeDevices(const Config& config) {
   devices.push_back(MakeHostDevice(HostKernels(), host_bytes));
   for (auto& device : MakeCudaDevices(config.device_bytes)) devices.push_back(std::move(device));
   for (const auto& device : devices) {
-    spdlog::info("device {}: {} {}, budget {} bytes", device->name(), device->description(), device->uuid(),
-                 device->budget().limit_bytes());
+    const std::int64_t budget = device->budget().limit_bytes();
+    spdlog::info("device {}: {} {}, budget {}", device->name(), device->description(), device->uuid(),
+                 budget > 0 ? FormatBytes(budget) : "set at its first use");
   }
   return devices;
 }

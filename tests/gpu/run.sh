@@ -52,7 +52,7 @@ step ping ctl ping
 step conformance ctl conformance --device=cuda:0 "$root"/tests/data/golden/*.safetensors
 step replay ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=4 --sample=40
 step replay_verify ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=3 --k=3 \
-  --requests=100 --cache-bytes=8MiB --sample=40
+  --requests=100 --cache-bytes=16MiB --sample=40
 drain() { kill -TERM "$daemon" && wait "$daemon"; }
 step drain drain
 daemon=
