@@ -55,11 +55,9 @@ const std::vector<Command>& Commands() {
        "Runs golden files and compares every byte after every step.",
        {{"device", "DEVICE", "", "host or cuda:N; else the daemon's default"}},
        RunConformance},
-      {"replay",
-       "",
+      {"replay", "",
        "Drives the daemon with a trace's traffic as an engine would, and checks pages and rings.",
-       ReplayFlags(),
-       RunReplay},
+       ReplayFlags(), RunReplay},
   };
   return commands;
 }

@@ -257,7 +257,8 @@ int LaunchPrefill(const CacheView& view, const PrefillStep& step, const Launch& 
   const std::int64_t room = std::int64_t{processors} * kCtasPerSm / view.layers - step.requests;
   const std::int64_t ctas =
       std::min((groups + kWarps - 1) / kWarps, std::max<std::int64_t>(room, processors / view.layers + 1));
-  return LaunchGrid(Prefill, step.requests + ctas, view.layers, kThreads, launch.stream, view, step, launch.skipped);
+  return LaunchGrid(Prefill, step.requests + ctas, view.layers, kThreads, launch.stream, view, step,
+                    launch.skipped);
 }
 
 }  // namespace kvsummary::cuda

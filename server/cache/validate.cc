@@ -91,7 +91,7 @@ bool Live(const StepArrays& a, std::size_t row) { return a.slots[row] >= 0 && a.
 
 absl::Status CheckQueryStartLoc(const StepArrays& a) {
   const auto& loc = a.query_start_loc;
-  const auto refuse = [](std::int64_t index, const std::string& what) {
+  const auto refuse = [](std::size_t index, const std::string& what) {
     return Refuse(Reason::QUERY_START_LOC_INVALID, At("query_start_loc", index), what);
   };
   if (loc.empty())
