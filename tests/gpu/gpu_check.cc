@@ -125,14 +125,19 @@ std::string ExpfProbe(const Options& options) {
                    : "";
 }
 
-// A random cache under random traffic, compared at the end; returns the regions closed in `regions`.
-std::string RandomTrial(std::uint64_t seed, bool quick, std::atomic<std::int64_t>& regions) {
+// Kernels have shapes for small and for large steps: traffic of both.
+enum class Size { kSmall, kLarge };
+constexpr int kLargeRequests = 400, kLargeLayers = 3;
+
+// A random cache under random traffic, compared at the end; adds the regions closed to `regions`.
+std::string RandomTrial(std::uint64_t seed, Size size, bool quick, std::atomic<std::int64_t>& regions) {
   Random random(seed);
-  const int requests = static_cast<int>(random.In(1, quick ? 4 : 12));
-  const int tokens = static_cast<int>(random.In(1, quick ? 100 : 900));
-  const CacheGeometry geometry = Traffic::RandomGeometry(requests, tokens, random);
-  const int first = static_cast<int>(random.In(0, geometry.layers - 1));
-  const int layers = static_cast<int>(random.In(1, geometry.layers - first));
+  const bool large = size == Size::kLarge;
+  const int requests = large ? kLargeRequests : static_cast<int>(random.In(1, quick ? 4 : 12));
+  const int tokens = static_cast<int>(large ? 120 : random.In(1, quick ? 100 : 900));
+  const CacheGeometry geometry = Traffic::RandomGeometry(requests, tokens, large ? kLargeLayers : 1, random);
+  const int first = static_cast<int>(large ? 0 : random.In(0, geometry.layers - 1));
+  const int layers = static_cast<int>(large ? geometry.layers : random.In(1, geometry.layers - first));
   Twin twin(geometry, first, layers, Traffic::MaxRows(requests, tokens), random.Next());
   Traffic traffic(geometry, requests, tokens, random);
   const RowSource source = AnySource(random);
@@ -149,12 +154,14 @@ std::string RandomTrial(std::uint64_t seed, bool quick, std::atomic<std::int64_t
 
 // Chunks longer than the ring, each of which begins at position 7 modulo 8, so that the first region needs
 // seven ring rows that the same launch overwrites.
-std::string LongChunkTrial(std::uint64_t seed, int launches) {
+std::string LongChunkTrial(std::uint64_t seed, Size size, int launches) {
   Random random(seed);
-  constexpr int kRequests = 4, kTokens = 512;
-  CacheGeometry geometry = Traffic::RandomGeometry(kRequests, kTokens, random);
-  Twin twin(geometry, 0, geometry.layers, Traffic::MaxRows(kRequests, kTokens), random.Next());
-  Traffic traffic(geometry, kRequests, kTokens, random);
+  constexpr int kTokens = 512;
+  const bool large = size == Size::kLarge;
+  const int requests = large ? kLargeRequests : 4;
+  const CacheGeometry geometry = Traffic::RandomGeometry(requests, kTokens, large ? kLargeLayers : 1, random);
+  Twin twin(geometry, 0, geometry.layers, Traffic::MaxRows(requests, kTokens), random.Next());
+  Traffic traffic(geometry, requests, kTokens, random);
   const RowSource source = AnySource(random);
   const std::int64_t shortest = geometry.capacity / kRegionTokens + 1;  // regions
   for (int i = 0; i < launches; ++i) {
@@ -171,12 +178,14 @@ std::string LongChunkTrial(std::uint64_t seed, int launches) {
 }
 
 // Steps whose arrays hold values from outside the cache.
-std::string BadRowsTrial(std::uint64_t seed) {
+std::string BadRowsTrial(std::uint64_t seed, Size size) {
   Random random(seed);
-  constexpr int kRequests = 6, kTokens = 120;
-  const CacheGeometry geometry = Traffic::RandomGeometry(kRequests, kTokens, random);
-  Twin twin(geometry, 0, geometry.layers, Traffic::MaxRows(kRequests, kTokens), random.Next());
-  Traffic traffic(geometry, kRequests, kTokens, random);
+  constexpr int kTokens = 120;
+  const bool large = size == Size::kLarge;
+  const int requests = large ? kLargeRequests : 6;
+  const CacheGeometry geometry = Traffic::RandomGeometry(requests, kTokens, large ? kLargeLayers : 1, random);
+  Twin twin(geometry, 0, geometry.layers, Traffic::MaxRows(requests, kTokens), random.Next());
+  Traffic traffic(geometry, requests, kTokens, random);
   const RowSource source = AnySource(random);
   const auto wild = [&random] {
     const std::int64_t sign = random.OneIn(2) ? 1 : -1;
@@ -193,17 +202,15 @@ std::string BadRowsTrial(std::uint64_t seed) {
     Indices x = traffic.Next(random);
     for (int i = 0; i < x.rows(); ++i) {
       if (random.OneIn(6)) {
-        const std::int64_t bad[] = {beyond(ring_rows),
-                                    random.In(0, geometry.block_size - 1),
-                                    slots,
-                                    slots + random.In(1, 99),
-                                    x.slots[i] + 1,
-                                    std::int64_t{1} << 32};
+        const std::int64_t bad[] = {beyond(slots),  random.In(0, geometry.block_size - 1),
+                                    slots,          slots + random.In(1, 99),
+                                    x.slots[i] + 1, std::int64_t{1} << 32};
         x.slots[i] = bad[random.In(0, 5)];
       }
       if (random.OneIn(8)) {
-        const std::int64_t bad[] = {
-            wild(), 0, ring_rows, ring_rows + random.In(1, 99), x.bases[i] + 1, std::int64_t{1} << 32};
+        const std::int64_t bad[] = {beyond(ring_rows), 0,
+                                    ring_rows,         ring_rows + random.In(1, 99),
+                                    x.bases[i] + 1,    std::int64_t{1} << 32};
         x.bases[i] = bad[random.In(0, 5)];
       }
       // Only where rows do not lean on their neighbours' positions.
@@ -227,12 +234,14 @@ std::string BadRowsTrial(std::uint64_t seed) {
 
 // Arrays of noise. What the rows mean is undefined: only the guard zones, the null blocks and the gaps must
 // keep their bytes.
-std::string NoiseTrial(std::uint64_t seed) {
+std::string NoiseTrial(std::uint64_t seed, Size size) {
   Random random(seed);
-  constexpr int kRequests = 6, kTokens = 120;
-  const CacheGeometry geometry = Traffic::RandomGeometry(kRequests, kTokens, random);
-  Twin twin(geometry, 0, geometry.layers, Traffic::MaxRows(kRequests, kTokens), random.Next());
-  Traffic traffic(geometry, kRequests, kTokens, random);
+  constexpr int kTokens = 120;
+  const bool large = size == Size::kLarge;
+  const int requests = large ? kLargeRequests : 6;
+  const CacheGeometry geometry = Traffic::RandomGeometry(requests, kTokens, large ? kLargeLayers : 1, random);
+  Twin twin(geometry, 0, geometry.layers, Traffic::MaxRows(requests, kTokens), random.Next());
+  Traffic traffic(geometry, requests, kTokens, random);
   const RowSource source = AnySource(random);
   const std::int64_t slots = geometry.blocks * geometry.block_size;
   for (int step = 0; step < 12; ++step) {
@@ -260,7 +269,7 @@ std::string NoiseTrial(std::uint64_t seed) {
 std::string GraphTrial(std::uint64_t seed, Kind kind, int replays) {
   Random random(seed);
   constexpr int kRequests = 5, kTokens = 400;
-  CacheGeometry geometry = Traffic::RandomGeometry(kRequests, kTokens, random);
+  CacheGeometry geometry = Traffic::RandomGeometry(kRequests, kTokens, 1, random);
   geometry.k = 3;
   geometry.capacity = 10;
   geometry.rows_per_layer = 11;
@@ -301,13 +310,15 @@ int Main(const Options& options) {
              [&] { return ExpfDigest(options); });
   report.Run("expf probe", [&] { return ExpfProbe(options); });
 
+  // Every so many trials is a large one.
+  const auto size = [](int trial, int every) { return trial % every == 0 ? Size::kLarge : Size::kSmall; };
   std::atomic<std::int64_t> regions = 0;
   std::atomic<int> trials = 0;
   const std::int64_t enough = quick ? 400 : options.regions;
   report.Run("random traffic, " + std::to_string(enough) + " regions", [&] {
     return Trials(
         quick, [&] { return regions < enough; },
-        [&](int i) { return ++trials, RandomTrial(seed + i, quick, regions); });
+        [&](int i) { return ++trials, RandomTrial(seed + i, size(i + 1, 40), quick, regions); });
   });
   std::printf("     %lld regions in %d trials\n", static_cast<long long>(regions), trials.load());
 
@@ -317,12 +328,18 @@ int Main(const Options& options) {
     return Trials(
         quick, [&] { return left-- > 0; }, trial);
   };
-  report.Run(std::to_string(groups * launches) + " launches of chunks longer than the ring",
-             [&] { return repeat(groups, [&](int i) { return LongChunkTrial(seed + i, launches); }); });
-  report.Run("bad rows are skipped and counted",
-             [&] { return repeat(quick ? 3 : 400, [&](int i) { return BadRowsTrial(seed + i); }); });
-  report.Run("noise never leaves the cache",
-             [&] { return repeat(quick ? 3 : 400, [&](int i) { return NoiseTrial(seed + i); }); });
+  report.Run("random traffic of large steps", [&] {
+    return repeat(quick ? 1 : 16, [&](int i) { return RandomTrial(seed + i, Size::kLarge, quick, regions); });
+  });
+  report.Run(std::to_string(groups * launches) + " launches of chunks longer than the ring", [&] {
+    return repeat(groups, [&](int i) { return LongChunkTrial(seed + i, size(i + 1, 40), launches); });
+  });
+  report.Run("bad rows are skipped and counted", [&] {
+    return repeat(quick ? 3 : 400, [&](int i) { return BadRowsTrial(seed + i, size(i, 40)); });
+  });
+  report.Run("noise never leaves the cache", [&] {
+    return repeat(quick ? 3 : 400, [&](int i) { return NoiseTrial(seed + i, size(i, 40)); });
+  });
   const auto graph = [&](const char* name, Kind kind) {
     report.Run(std::string("graph replay, ") + name, [&] {
       return repeat(quick ? 1 : 8, [&](int i) { return GraphTrial(seed + i, kind, quick ? 4 : 40); });

@@ -21,9 +21,9 @@ std::vector<std::int64_t> ShuffledIds(std::int64_t n, Random& random) {
 
 }  // namespace
 
-CacheGeometry Traffic::RandomGeometry(int requests, int tokens, Random& random) {
+CacheGeometry Traffic::RandomGeometry(int requests, int tokens, int least_layers, Random& random) {
   CacheGeometry g;
-  g.layers = static_cast<std::int32_t>(random.In(1, 5));
+  g.layers = static_cast<std::int32_t>(random.In(least_layers, 5));
   g.block_size = Pick({8, 16, 32, 64, 128, 24}, random);
   g.blocks = 1 + std::int64_t{requests} * ((tokens + g.block_size - 1) / g.block_size);
   g.block_stride = g.dense_block_stride() + 256 * random.In(0, 3);

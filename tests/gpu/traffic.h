@@ -12,8 +12,8 @@ namespace kvsummary::gpu {
 
 class Traffic {
  public:
-  // A random geometry with room for `requests` requests of `tokens` tokens.
-  static CacheGeometry RandomGeometry(int requests, int tokens, Random& random);
+  // A random geometry of up to five layers with room for `requests` requests of `tokens` tokens.
+  static CacheGeometry RandomGeometry(int requests, int tokens, int least_layers, Random& random);
   Traffic(const CacheGeometry& geometry, int requests, int tokens, Random& random);
 
   // The most rows of a step.
