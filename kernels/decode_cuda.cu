@@ -13,6 +13,7 @@ template <int N>
 __global__ void __launch_bounds__(kTeamThreads<N>)
     Decode(const __grid_constant__ DeviceView view, const __grid_constant__ DecodeStep step,
            unsigned long long* skipped) {
+  AwaitStream();
   constexpr int kLast = kRegionTokens - 1;
   const int r = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);

@@ -297,6 +297,7 @@ __device__ __forceinline__ void WalkGroups(const DeviceView& view, const Prefill
 __global__ void __launch_bounds__(kThreads, 8)
     Prefill(const __grid_constant__ DeviceView view, const __grid_constant__ PrefillStep step,
             unsigned long long* skipped) {
+  AwaitStream();
   const int cta = static_cast<int>(blockIdx.x) - step.requests;
   if (cta < 0) {
     UpdateRequest<10>(view, step, static_cast<int>(blockIdx.x), skipped);
@@ -308,6 +309,7 @@ __global__ void __launch_bounds__(kThreads, 8)
 __global__ void __launch_bounds__(kThreads, kWalkCtasPerSm)
     PrefillWalking(const __grid_constant__ DeviceView view, const __grid_constant__ PrefillStep step,
                    unsigned long long* skipped) {
+  AwaitStream();
   const int cta = static_cast<int>(blockIdx.x) - step.requests;
   if (cta < 0) {
     UpdateRequest<4>(view, step, static_cast<int>(blockIdx.x), skipped);

@@ -206,15 +206,34 @@ __device__ __forceinline__ bool GoodRange(int start, int end, int rows) {
   return 0 <= start && start <= end && end <= rows;
 }
 
+// The first statement of every kernel. LaunchGrid lets a kernel's CTAs be set up while the stream's earlier
+// work still ends; here they wait until it has ended and its writes are visible.
+__device__ __forceinline__ void AwaitStream() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
 // Queues kernel(args...) on a grid of `width` CTAs a layer.
 template <typename... Params, typename... Args>
 int LaunchGrid(void (*kernel)(Params...), std::int64_t width, int layers, int threads, void* stream,
                const Args&... args) {
   if (width <= 0 || layers <= 0) return cudaSuccess;
+  int device = 0, major = 0;
+  if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
+  if (const cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+      e != cudaSuccess) {
+    return e;
+  }
+  cudaLaunchAttribute set_up_early = {};
+  set_up_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  set_up_early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(width), static_cast<unsigned>(layers));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &set_up_early;
+  config.numAttrs = major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

@@ -20,6 +20,7 @@ static_assert(kMinVerifyCapacity >= kRegionTokens);
 __global__ void __launch_bounds__(kThreads)
     Verify(const __grid_constant__ DeviceView view, const __grid_constant__ VerifyStep step,
            unsigned long long* skipped) {
+  AwaitStream();
   const int request = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
