@@ -12,7 +12,7 @@
 namespace kvsummary {
 namespace {
 
-std::string At(const char* array, std::int64_t index) { return absl::StrCat(array, "[", index, "]"); }
+std::string At(const char* array, std::size_t index) { return absl::StrCat(array, "[", index, "]"); }
 
 absl::Status CheckLength(const char* field, std::size_t size, std::size_t want) {
   if (size == want) return absl::OkStatus();
