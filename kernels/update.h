@@ -46,7 +46,8 @@ struct DecodeStep {
 };
 
 // Each request brings a token and its drafts: row r of request i has position
-// seq_lens[i] - (query_start_loc[i + 1] - r). The ring base of a request is that of its first row.
+// seq_lens[i] - (query_start_loc[i + 1] - r). The ring base of a request is that of its first row; the
+// others are not looked at, so a row is padding when its slot or its request's base is negative.
 struct VerifyStep {
   std::int32_t rows = 0;
   std::int32_t requests = 0;

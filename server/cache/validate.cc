@@ -185,6 +185,19 @@ class RequestChecker {
   std::vector<std::int64_t> base_rows_;
 };
 
+// The kernels look at no ring base of a verify request but its first row's: a row that is padding by its
+// own base alone would be live to them.
+absl::Status CheckVerifyPadding(const StepArrays& a, std::size_t begin, std::size_t end) {
+  for (std::size_t row = begin; row < end; ++row) {
+    if (a.slots[row] >= 0 && a.ring_bases[row] < 0 && a.ring_bases[begin] >= 0) {
+      return Refuse(Reason::RING_BASE_DIFFERS, At("ring_bases", static_cast<std::int64_t>(row)),
+                    absl::StrFormat("ring base %d of row %d, but %d of row %d of the same request",
+                                    a.ring_bases[row], row, a.ring_bases[begin], begin));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // What all kinds have in common. `positions` is false for verify.
 absl::Status CheckShapes(const CacheGeometry& g, LayerSpan layers, const StepArrays& a, bool positions,
                          std::size_t row_bytes) {
@@ -264,7 +277,10 @@ absl::StatusOr<StepEffect> CheckVerify(const CacheGeometry& g, LayerSpan layers,
       }
       return true;
     };
-    if (all_padding()) continue;
+    if (all_padding()) {
+      if (auto s = CheckVerifyPadding(a, begin, end); !s.ok()) return s;
+      continue;
+    }
     if (count > std::int64_t{g.k} + 1) {
       return Refuse(Reason::QUERY_TOO_LONG, At("query_start_loc", index + 1),
                     absl::StrFormat("request %d brings %d rows, above k + 1 = %d", i, count, g.k + 1));
@@ -283,6 +299,7 @@ absl::StatusOr<StepEffect> CheckVerify(const CacheGeometry& g, LayerSpan layers,
           Reason::PADDING_BETWEEN_ROWS, At("slots", static_cast<std::int64_t>(begin)),
           absl::StrFormat("row %d, the first of request %d, is padding and a later one is not", begin, i));
     }
+    if (auto s = CheckVerifyPadding(a, begin, end); !s.ok()) return s;
   }
   return checker.Finish();
 }

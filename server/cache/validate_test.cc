@@ -182,7 +182,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"PaddingBetweenByBase", "vp", [](Arrays& a) { a.ring_bases[1] = -1; }, "PADDING_BETWEEN_ROWS",
              "slots[1]"},
         Case{"VerifyFirstRowPadding", "v", [](Arrays& a) { a.slots[0] = -1; }, "PADDING_BETWEEN_ROWS",
-             "slots[0]"}),
+             "slots[0]"},
+        Case{"VerifyLastRowPaddingByBase", "v", [](Arrays& a) { a.ring_bases[3] = -1; }, "RING_BASE_DIFFERS",
+             "ring_bases[3]"},
+        Case{"VerifyPaddingByDifferentRules", "v", [](Arrays& a) { a.slots[0] = a.ring_bases[1] =
+             a.ring_bases[2] = a.ring_bases[3] = -1; }, "RING_BASE_DIFFERS", "ring_bases[1]"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Validate, PaddingIsNotLookedAt) {
