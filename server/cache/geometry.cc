@@ -18,10 +18,10 @@ bool ProductAbove(std::int64_t a, std::int64_t b, std::int64_t limit) {
   return __builtin_mul_overflow(a, b, &product) || product > limit;
 }
 
-absl::Status CheckCount(std::int64_t value, const char* field) {
-  if (value >= 1 && value <= kMaxIndex) return absl::OkStatus();
+absl::Status CheckCount(std::int64_t value, std::int64_t limit, const char* field) {
+  if (value >= 1 && value <= limit) return absl::OkStatus();
   return Refuse(Reason::COUNT_OUT_OF_RANGE, absl::StrCat("geometry.", field),
-                absl::StrFormat("%s is %d, not between 1 and 2^31 - 1", field, value));
+                absl::StrFormat("%s is %d, not between 1 and %d", field, value, limit));
 }
 
 }  // namespace
@@ -36,11 +36,9 @@ absl::Status CheckName(const std::string& name) {
 }
 
 absl::StatusOr<CacheGeometry> CheckGeometry(CacheGeometry g) {
-  for (const auto& [value, field] : {std::pair<std::int64_t, const char*>{g.layers, "layers"},
-                                     {g.blocks, "blocks"},
-                                     {g.ring_blocks, "ring_blocks"}}) {
-    if (auto status = CheckCount(value, field); !status.ok()) return status;
-  }
+  if (auto s = CheckCount(g.layers, kMaxLayers, "layers"); !s.ok()) return s;
+  if (auto s = CheckCount(g.blocks, kMaxIndex, "blocks"); !s.ok()) return s;
+  if (auto s = CheckCount(g.ring_blocks, kMaxIndex, "ring_blocks"); !s.ok()) return s;
   if (g.block_size < kRegionTokens || g.block_size > kMaxBlockSize || g.block_size % kRegionTokens != 0) {
     return Refuse(Reason::BLOCK_SIZE_INVALID, "geometry.block_size",
                   absl::StrFormat("block_size is %d, not a multiple of 8 between 8 and %d", g.block_size,
@@ -54,6 +52,10 @@ absl::StatusOr<CacheGeometry> CheckGeometry(CacheGeometry g) {
                   absl::StrFormat("capacity is %d rows, below 7 + k = %d", g.capacity,
                                   std::int64_t{kRegionTokens} - 1 + g.k));
   }
+  if (g.capacity > kMaxCapacity) {
+    return Refuse(Reason::COUNT_OUT_OF_RANGE, "geometry.capacity",
+                  absl::StrFormat("capacity is %d rows, above %d", g.capacity, kMaxCapacity));
+  }
   if (g.rows_per_layer == 0) g.rows_per_layer = g.capacity;
   if (g.rows_per_layer < g.capacity) {
     return Refuse(
@@ -64,7 +66,7 @@ absl::StatusOr<CacheGeometry> CheckGeometry(CacheGeometry g) {
     return Refuse(Reason::CACHE_TOO_LARGE, "geometry.blocks",
                   absl::StrFormat("blocks * block_size = %d * %d exceeds 2^31 - 1", g.blocks, g.block_size));
   }
-  // rows_per_block is at most 2^62: one more factor may overflow, so products are checked in turn.
+  // One more factor may overflow: products are checked in turn.
   if (ProductAbove(g.rows_per_block(), g.ring_blocks, kMaxIndex)) {
     return Refuse(Reason::CACHE_TOO_LARGE, "geometry.ring_blocks",
                   absl::StrFormat("ring_blocks * layers * rows_per_layer = %d * %d * %d exceeds 2^31 - 1",

@@ -10,6 +10,8 @@
 namespace kvsummary {
 
 inline constexpr std::int32_t kMaxBlockSize = 32768;  // a page is then 1 MiB: it fits a message
+inline constexpr std::int32_t kMaxCapacity = 1024;    // and so is a tail
+inline constexpr std::int32_t kMaxLayers = 1024;      // a cache's layout fits a message
 inline constexpr std::size_t kMaxNameBytes = 128;
 
 // OK for 1 to 128 letters, digits, '.', '_', ':', '/' and '-'; else NAME_INVALID.
