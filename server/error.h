@@ -50,7 +50,8 @@ namespace kvsummary {
   X(PADDING_BETWEEN_ROWS, kInvalidArgument)      \
   X(BLOCK_OUT_OF_RANGE, kInvalidArgument)        \
   X(DUPLICATE_BLOCK, kInvalidArgument)           \
-  X(FIELD_MISSING, kInvalidArgument)
+  X(FIELD_MISSING, kInvalidArgument)             \
+  X(MESSAGE_MALFORMED, kInvalidArgument)
 
 enum class Reason {
 #define X(name, code) name,

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/cache/geometry.h"
 #include "server/error.h"
@@ -9,8 +11,14 @@
 namespace kvsummary {
 namespace {
 
+// A name from a request, unchecked: of any length, with any bytes. A status must fit the call's trailers.
+std::string Quoted(const std::string& name) {
+  const std::string escaped = absl::CHexEscape(name.substr(0, kMaxNameBytes));
+  return absl::StrCat("\"", escaped, name.size() > kMaxNameBytes ? "...\"" : "\"");
+}
+
 absl::Status NotFound(const std::string& name) {
-  return Refuse(Reason::CACHE_NOT_FOUND, "cache.name", absl::StrFormat("there is no cache \"%s\"", name));
+  return Refuse(Reason::CACHE_NOT_FOUND, "cache.name", absl::StrCat("there is no cache ", Quoted(name)));
 }
 
 }  // namespace
@@ -69,6 +77,7 @@ CacheManager::CacheManager(std::vector<std::unique_ptr<Device>> devices, std::ui
 }
 
 CacheManager::~CacheManager() {
+  caches_.clear();
   for (const auto& device : devices_) device->executor().Stop();
 }
 
@@ -80,11 +89,12 @@ absl::StatusOr<Device*> CacheManager::FindDevice(const std::string& name) const 
   std::string known;
   for (const auto& device : devices_) known += (known.empty() ? "" : ", ") + device->name();
   return Refuse(Reason::DEVICE_NOT_FOUND, "device",
-                absl::StrFormat("there is no device \"%s\" here; there are: %s", name, known));
+                absl::StrFormat("there is no device %s here; there are: %s", Quoted(name), known));
 }
 
 void CacheManager::Create(const std::string& name, const std::string& device_name,
-                          const CacheGeometry& wanted, absl::AnyInvocable<void(CacheOr)> done) {
+                          const CacheGeometry& wanted, absl::AnyInvocable<bool()> cancelled,
+                          absl::AnyInvocable<void(CacheOr)> done) {
   if (auto s = CheckName(name); !s.ok()) return done(s);
   const auto device = FindDevice(device_name);
   if (!device.ok()) return done(device.status());
@@ -99,10 +109,9 @@ void CacheManager::Create(const std::string& name, const std::string& device_nam
   }
   // `done` is shared because a refused Submit drops the closure that would have owned it.
   auto reply = std::make_shared<absl::AnyInvocable<void(CacheOr)>>(std::move(done));
-  const auto queued =
-      (*device)->executor().Submit([this, name, device = *device, geometry = *geometry, reply] {
-        (*reply)(MakeOnExecutor(name, *device, geometry));
-      });
+  const auto queued = (*device)->executor().Submit(
+      [this, name, device = *device, geometry = *geometry, cancelled = std::move(cancelled),
+       reply]() mutable { (*reply)(MakeOnExecutor(name, *device, geometry, cancelled)); });
   if (!queued.ok()) {
     Forget(name);
     (*reply)(queued);
@@ -110,16 +119,23 @@ void CacheManager::Create(const std::string& name, const std::string& device_nam
 }
 
 CacheManager::CacheOr CacheManager::MakeOnExecutor(const std::string& name, Device& device,
-                                                   const CacheGeometry& geometry) {
+                                                   const CacheGeometry& geometry,
+                                                   absl::AnyInvocable<bool()>& cancelled) {
   const auto make = [&]() -> CacheOr {
+    if (cancelled()) return absl::CancelledError("cancelled");
     if (auto s = device.Open(); !s.ok()) return s;
     auto reservation = device.budget().Reserve(geometry.total_bytes());
     if (!reservation.ok()) return reservation.status();
     auto memory = device.Allocate(geometry.total_bytes());
     if (!memory.ok()) return memory.status();
+    if (cancelled()) return absl::CancelledError("cancelled");  // that may have taken a while
+    const auto free_on_executor = [&device](Cache* cache) {
+      device.executor().SubmitFree([owned = std::unique_ptr<Cache>(cache)] {});
+    };
     std::lock_guard lock(mutex_);
-    auto cache = std::make_shared<Cache>(name, next_generation_++, geometry, device, *std::move(reservation),
-                                         *std::move(memory));
+    std::shared_ptr<Cache> cache(
+        new Cache(name, next_generation_++, geometry, device, *std::move(reservation), *std::move(memory)),
+        free_on_executor);
     caches_[name] = cache;
     return cache;
   };
@@ -167,11 +183,7 @@ void CacheManager::Delete(const std::string& name, std::uint64_t generation,
     if (it == caches_.end() || it->second != *cache) return done(NotFound(name));  // another Delete was first
     caches_.erase(it);
   }
-  Device& device = (*cache)->device();
-  device.executor().SubmitFree([cache = *std::move(cache), done = std::move(done)]() mutable {
-    cache.reset();
-    done(absl::OkStatus());
-  });
+  (*cache)->on_freed_.call = [done = std::move(done)]() mutable { done(absl::OkStatus()); };
 }
 
 }  // namespace kvsummary

@@ -1,8 +1,9 @@
 // Caches by name: an engine's pages and rings in the memory of one device, and the work done on them.
 //
 // A cache lives from Create to Delete under one generation. Work on it is queued on its device's executor
-// and done in the order in which it was queued; whoever holds the shared pointer keeps the memory, and
-// work queued before a Delete is done before it. Generations rise, also over restarts of the daemon
+// and done in the order in which it was queued; whoever holds the shared pointer keeps the memory, so only
+// queued work holds it for longer than a moment. Whoever lets go of a cache last, its memory is freed on
+// the executor. Generations rise, also over restarts of the daemon
 // (they start at the clock's microseconds), so a late call of an earlier life never meets a later one.
 #pragma once
 
@@ -39,6 +40,15 @@ class Cache {
   absl::Status CopyIn(std::span<const Piece> pieces, const char* host);
 
  private:
+  friend class CacheManager;
+  struct OnFreed {
+    absl::AnyInvocable<void()> call;
+    ~OnFreed() {
+      if (call) call();
+    }
+  };
+
+  OnFreed on_freed_;  // destroyed last; written by Delete, once
   const std::string name_;
   const std::uint64_t generation_;
   const CacheGeometry geometry_;
@@ -67,21 +77,22 @@ class CacheManager {
   Device& default_device() const { return *default_device_; }
 
   // Makes a cache and calls `done` with it, or with a refusal and nothing kept. `device` empty: the default.
-  // `done` may run before Create returns.
+  // Nothing is made when `cancelled` says that nobody waits any more. `done` may run before Create returns.
   void Create(const std::string& name, const std::string& device, const CacheGeometry& geometry,
-              absl::AnyInvocable<void(CacheOr)> done);
+              absl::AnyInvocable<bool()> cancelled, absl::AnyInvocable<void(CacheOr)> done);
   CacheOr Find(const std::string& name) const;
   // As Find; GENERATION_STALE when the cache has another generation.
   CacheOr Find(const std::string& name, std::uint64_t generation) const;
   // By name.
   std::vector<std::shared_ptr<Cache>> List() const;
   // Forgets a cache at once, and calls `done` when the work that was queued on it is done and its memory is
-  // free (unless a streamed read still holds it: then as soon as that ends).
+  // free.
   void Delete(const std::string& name, std::uint64_t generation, absl::AnyInvocable<void(absl::Status)> done);
 
  private:
   absl::StatusOr<Device*> FindDevice(const std::string& name) const;
-  CacheOr MakeOnExecutor(const std::string& name, Device& device, const CacheGeometry& geometry);
+  CacheOr MakeOnExecutor(const std::string& name, Device& device, const CacheGeometry& geometry,
+                         absl::AnyInvocable<bool()>& cancelled);
   void Forget(const std::string& name);
 
   const std::vector<std::unique_ptr<Device>> devices_;

@@ -33,7 +33,7 @@ TEST(Executor, RunsInOrderOnOneThread) {
 TEST(Executor, RefusesBeyondItsBoundAndFreesWhatItRefuses) {
   std::promise<void> entered;
   std::promise<void> release;
-  Executor executor("test", 2);
+  Executor executor("test", {.works = 2});
   ASSERT_TRUE(executor
                   .Submit([&] {
                     entered.set_value();
@@ -52,6 +52,29 @@ TEST(Executor, RefusesBeyondItsBoundAndFreesWhatItRefuses) {
   release.set_value();
   executor.Stop();
   EXPECT_EQ(ran, 3);
+}
+
+TEST(Executor, RefusesMoreBytesThanItsBound) {
+  std::promise<void> entered;
+  std::promise<void> release;
+  Executor executor("test", {.bytes = 100});
+  ASSERT_TRUE(executor
+                  .Submit(
+                      [&] {
+                        entered.set_value();
+                        release.get_future().wait();
+                      },
+                      60)
+                  .ok());
+  entered.get_future().wait();
+  EXPECT_EQ(RefusalReason(executor.Submit([] {}, 41)), "QUEUE_FULL");  // what runs still counts
+  EXPECT_TRUE(executor.Submit([] {}, 40).ok());
+  EXPECT_EQ(RefusalReason(executor.Submit([] {}, 1)), "QUEUE_FULL");
+  std::promise<void> idle;
+  executor.SubmitFree([&] { idle.set_value(); });
+  release.set_value();
+  idle.get_future().wait();
+  EXPECT_TRUE(executor.Submit([] {}, 100).ok());
 }
 
 TEST(Executor, FreesAClosureBeforeTheNextRuns) {

@@ -9,8 +9,8 @@
 
 namespace kvsummary {
 
-Executor::Executor(std::string name, std::size_t max_queued)
-    : name_(std::move(name)), max_queued_(max_queued), thread_([this] { Run(); }) {}
+Executor::Executor(std::string name, const Limits& limits)
+    : name_(std::move(name)), limits_(limits), thread_([this] { Run(); }) {}
 
 void Executor::Stop() {
   {
@@ -21,14 +21,16 @@ void Executor::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status Executor::Submit(Work work) {
+absl::Status Executor::Submit(Work work, std::size_t bytes) {
   {
     std::lock_guard lock(mutex_);
-    if (queue_.size() >= max_queued_) {
-      return Refuse(Reason::QUEUE_FULL, "",
-                    absl::StrFormat("%d calls wait for device %s already", queue_.size(), name_));
+    if (queue_.size() >= limits_.works || bytes > limits_.bytes - bytes_) {
+      return Refuse(
+          Reason::QUEUE_FULL, "",
+          absl::StrFormat("%d calls of %d bytes wait for device %s already", queue_.size(), bytes_, name_));
     }
-    queue_.push_back(std::move(work));
+    bytes_ += bytes;
+    queue_.push_back({std::move(work), bytes});
   }
   wake_.notify_one();
   return absl::OkStatus();
@@ -37,7 +39,7 @@ absl::Status Executor::Submit(Work work) {
 void Executor::SubmitFree(Work work) {
   {
     std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(work));
+    queue_.push_back({std::move(work), 0});
   }
   wake_.notify_one();
 }
@@ -48,12 +50,13 @@ void Executor::Run() {
   while (true) {
     wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    Work work = std::move(queue_.front());
+    auto [work, bytes] = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     std::move(work)();
     work = nullptr;  // what it held is freed before the next, and without the lock
     lock.lock();
+    bytes_ -= bytes;
   }
 }
 

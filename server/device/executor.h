@@ -1,4 +1,5 @@
-// The one thread that works on a device: a bounded queue of closures, run in order.
+// The one thread that works on a device: a queue of closures, run in order, bounded in number and in the
+// bytes that they hold.
 #pragma once
 
 #include <condition_variable>
@@ -7,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -17,25 +19,38 @@ class Executor {
  public:
   using Work = absl::AnyInvocable<void() &&>;
 
+  struct Limits {
+    std::size_t works = 1024;
+    std::size_t bytes = std::size_t{2} << 30;
+  };
+
   // `name` is of the thread (15 characters count) and in errors.
-  explicit Executor(std::string name, std::size_t max_queued = 1024);
+  explicit Executor(std::string name) : Executor(std::move(name), Limits()) {}
+  Executor(std::string name, const Limits& limits);
   ~Executor() { Stop(); }
 
-  // Queues `work`, or refuses with QUEUE_FULL and drops it unrun. Any thread.
-  absl::Status Submit(Work work);
+  // Queues `work`, which keeps `bytes` of memory until it has run, or refuses with QUEUE_FULL and drops it
+  // unrun. Any thread.
+  absl::Status Submit(Work work, std::size_t bytes = 0);
   // Queues `work` however long the queue is: for what frees, which must not be refused.
   void SubmitFree(Work work);
   // Runs what is queued, then ends the thread. Idempotent; nothing may be submitted afterwards.
   void Stop();
 
  private:
+  struct Queued {
+    Work work;
+    std::size_t bytes;
+  };
+
   void Run();
 
   const std::string name_;
-  const std::size_t max_queued_;
+  const Limits limits_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Work> queue_;
+  std::deque<Queued> queue_;
+  std::size_t bytes_ = 0;  // of the queued works and the one that runs
   bool stopping_ = false;
   std::thread thread_;
 };

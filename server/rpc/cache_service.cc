@@ -11,6 +11,7 @@
 #include "server/error.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
+#include "server/rpc/unary_reactor.h"
 
 namespace kvsummary {
 namespace {
@@ -111,17 +112,17 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
  public:
   ReadReactor(const ServiceContext& context, const Request& request)
       : context_(context),
+        call_(context.drain),
+        request_(request),
         ids_(Units::Of(request)),
         layers_{request.layers().first(), request.layers().count()} {
-    auto cache = FindChecked<Units>(context_.caches, request, Access::kRead);
-    if (auto s = context_.drain.Check(); !s.ok()) {
-      this->Finish(ToGrpc(s));
-    } else if (!cache.ok()) {
-      this->Finish(ToGrpc(cache.status()));
-    } else {
-      cache_ = *std::move(cache);
+    absl::Status status = call_.admitted();
+    if (status.ok()) status = FindChecked<Units>(context_.caches, request, Access::kRead).status();
+    if (status.ok()) {
       units_ = static_cast<std::int64_t>(ids_.size()) * layers_.count;
       Next();
+    } else {
+      this->Finish(ToGrpc(status));
     }
   }
 
@@ -136,16 +137,20 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
  private:
   void Next() {
     if (done_ == units_) return this->Finish(grpc::Status::OK);
-    auto queued = cache_->device().executor().Submit([this] {
-      if (auto s = Copy(); !s.ok()) return this->Finish(ToGrpc(s));
+    // Held for one message: a client that stops reading must not keep the memory of a deleted cache.
+    auto cache = context_.caches.Find(request_.cache().name(), request_.cache().generation());
+    if (!cache.ok()) return this->Finish(ToGrpc(cache.status()));
+    Executor& executor = (*cache)->device().executor();
+    auto queued = executor.Submit([this, cache = *std::move(cache)] {
+      if (auto s = Copy(*cache); !s.ok()) return this->Finish(ToGrpc(s));
       this->StartWrite(&reply_);
     });
     if (!queued.ok()) this->Finish(ToGrpc(queued));
   }
 
   // (executor) Fills reply_ with the next units.
-  absl::Status Copy() {
-    const CacheGeometry& g = cache_->geometry();
+  absl::Status Copy(Cache& cache) {
+    const CacheGeometry& g = cache.geometry();
     const std::int64_t unit_bytes = Units::Bytes(g);
     const std::int64_t end = std::min(units_, done_ + std::max<std::int64_t>(1, kReadBytes / unit_bytes));
     pieces_.clear();
@@ -159,13 +164,14 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
     Units::SetFirst(reply_, done_);
     reply_.mutable_data()->resize(static_cast<std::size_t>((end - done_) * unit_bytes));
     done_ = end;
-    return cache_->CopyOut(pieces_, reply_.mutable_data()->data());
+    return cache.CopyOut(pieces_, reply_.mutable_data()->data());
   }
 
   const ServiceContext context_;
-  const std::span<const std::int64_t> ids_;  // of the request, which gRPC keeps until OnDone
+  const Drain::Call call_;
+  const Request& request_;  // gRPC keeps it until OnDone
+  const std::span<const std::int64_t> ids_;
   const LayerSpan layers_;
-  std::shared_ptr<Cache> cache_;
   std::int64_t units_ = 0;
   std::int64_t done_ = 0;
   std::vector<Piece> pieces_;
@@ -179,13 +185,15 @@ class CacheService final : public v1::CacheService::CallbackService {
   grpc::ServerUnaryReactor* CreateCache(grpc::CallbackServerContext* call,
                                         const v1::CreateCacheRequest* request,
                                         v1::CreateCacheResponse* reply) override {
-    auto* reactor = call->DefaultReactor();
-    if (auto s = context_.drain.Check(); !s.ok()) return Done(reactor, s);
-    context_.caches.Create(request->name(), request->device(), FromProto(request->geometry()),
-                           [reactor, reply](CacheManager::CacheOr cache) {
-                             if (cache.ok()) FillInfo(**cache, reply->mutable_info());
-                             Done(reactor, cache.status());
-                           });
+    auto* reactor = new UnaryReactor(context_.drain);
+    if (!reactor->admitted().ok()) return Done(reactor, reactor->admitted());
+    context_.caches.Create(
+        request->name(), request->device(), FromProto(request->geometry()),
+        [call] { return call->IsCancelled(); },
+        [reactor, reply](CacheManager::CacheOr cache) {
+          if (cache.ok()) FillInfo(**cache, reply->mutable_info());
+          Done(reactor, cache.status());
+        });
     return reactor;
   }
 
@@ -241,8 +249,8 @@ class CacheService final : public v1::CacheService::CallbackService {
 
   template <typename Units, typename Request>
   grpc::ServerUnaryReactor* Write(grpc::CallbackServerContext* call, const Request& request) {
-    auto* reactor = call->DefaultReactor();
-    if (auto s = context_.drain.Check(); !s.ok()) return Done(reactor, s);
+    auto* reactor = new UnaryReactor(context_.drain);
+    if (!reactor->admitted().ok()) return Done(reactor, reactor->admitted());
     auto cache = FindChecked<Units>(context_.caches, request, Access::kWrite);
     if (!cache.ok()) return Done(reactor, cache.status());
     const CacheGeometry& g = (*cache)->geometry();
@@ -266,7 +274,8 @@ class CacheService final : public v1::CacheService::CallbackService {
           cache.reset();
           if (status.ok()) context_.stats.bytes_written += static_cast<std::int64_t>(request.data().size());
           Done(reactor, status);
-        });
+        },
+        request.data().size());
     return queued.ok() ? reactor : Done(reactor, queued);
   }
 

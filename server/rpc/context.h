@@ -1,6 +1,9 @@
 // What the services share.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -11,21 +14,42 @@
 
 namespace kvsummary {
 
-// Turns new work away while the daemon ends. Thread-safe.
+// Turns new calls away while the daemon ends, and waits for those under way. Thread-safe.
 class Drain {
  public:
-  // OK, or DRAINING from Begin on.
-  absl::Status Check() const;
-  // From now on Check refuses, and every listener is told.
+  // A call that works on caches, for its whole life. Admitted, or DRAINING from Begin on.
+  class Call {
+   public:
+    explicit Call(Drain& drain) : drain_(drain), admitted_(drain.Enter()) {}
+    ~Call() {
+      if (admitted_.ok()) drain_.Leave();
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+    const absl::Status& admitted() const { return admitted_; }
+
+   private:
+    Drain& drain_;
+    const absl::Status admitted_;
+  };
+
+  // From now on no call is admitted, and every listener is told.
   void Begin();
+  // Returns when no admitted call is left, or at the deadline.
+  void Await(std::chrono::system_clock::time_point deadline);
 
   // Calls `listener` at Begin, at once when that has been; not any more once Forget has returned.
   void Listen(const void* key, std::function<void()> listener);
   void Forget(const void* key);
 
  private:
-  mutable std::mutex mutex_;
+  absl::Status Enter();
+  void Leave();
+
+  std::mutex mutex_;
+  std::condition_variable idle_;
   bool draining_ = false;
+  std::int64_t calls_ = 0;
   std::map<const void*, std::function<void()>> listeners_;
 };
 

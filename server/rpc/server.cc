@@ -5,8 +5,10 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -18,6 +20,13 @@ namespace {
 
 constexpr const char* kServiceNames[] = {"kvsummary.v1.CacheService", "kvsummary.v1.UpdateService",
                                          "kvsummary.v1.AdminService"};
+
+// What messages may take while they are being received, of all clients together. gRPC slows clients down as
+// this fills, and beyond it closes connections and ends calls with RESOURCE_EXHAUSTED.
+constexpr std::size_t kMaxReceivingBytes = std::size_t{1} << 30;
+
+// What clients get to notice a shutdown once no call works on a cache any more.
+constexpr std::chrono::seconds kLinger{1};
 
 void InstallPlugins() {
   static const bool installed = [] {
@@ -71,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetResourceQuota(grpc::ResourceQuota("summaryd").Resize(kMaxReceivingBytes));
   for (const auto& service : impl->services) builder.RegisterService(service.get());
 
   std::vector<ListenAddress> addresses;
@@ -119,9 +129,12 @@ const std::vector<std::string>& Server::addresses() const { return impl_->addres
 const Stats& Server::stats() const { return impl_->stats; }
 
 void Server::Drain(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::system_clock::now() + timeout;
   impl_->server->GetHealthCheckService()->SetServingStatus(false);
   impl_->drain.Begin();
-  impl_->server->Shutdown(std::chrono::system_clock::now() + timeout);
+  impl_->drain.Await(deadline);
+  // Left are watches of the health and connections whose clients do not look: they end by being closed.
+  impl_->server->Shutdown(std::min(deadline, std::chrono::system_clock::now() + kLinger));
 }
 
 }  // namespace kvsummary

@@ -562,6 +562,154 @@ TEST_F(ServerTest, ACancelledReadGivesItsCacheBack) {
   while (caches_->devices()[0]->budget().used_bytes() > 0) std::this_thread::yield();
 }
 
+TEST_F(ServerTest, AReaderThatStopsReadingDoesNotKeepADeletedCache) {
+  auto request = Request("a");
+  request.mutable_geometry()->set_blocks(10000);
+  v1::CacheInfo info;
+  ASSERT_TRUE(Create(request, &info).ok());
+  v1::ReadPagesRequest read;
+  *read.mutable_cache() = info.cache();
+  read.mutable_layers()->set_count(2);
+  for (int i = 0; i < 100000; ++i) read.add_blocks(i % 10000);
+  grpc::ClientContext context;
+  auto reader = cache_stub_->ReadPages(&context, read);
+  v1::ReadPagesResponse part;
+  ASSERT_TRUE(reader->Read(&part));
+  ASSERT_TRUE(Delete(info.cache()).ok());
+  EXPECT_EQ(caches_->devices()[0]->budget().used_bytes(), 0);
+  while (reader->Read(&part)) {
+  }
+  EXPECT_EQ(Details(reader->Finish()), "CACHE_NOT_FOUND cache.name");
+}
+
+TEST_F(ServerTest, DeleteIsAnsweredWhenTheLastHolderHasLetGo) {
+  const auto info = MustCreate("a");
+  auto held = caches_->Find("a");
+  ASSERT_TRUE(held.ok());
+  auto deleted = std::async(std::launch::async, [&] { return Delete(info.cache()); });
+  while (caches_->Find("a").ok()) std::this_thread::yield();
+  EXPECT_GT(caches_->devices()[0]->budget().used_bytes(), 0);
+  held->reset();
+  EXPECT_TRUE(deleted.get().ok());
+  EXPECT_EQ(caches_->devices()[0]->budget().used_bytes(), 0);
+}
+
+TEST_F(ServerTest, ACancelledCreateKeepsNothing) {
+  std::promise<void> release;
+  Executor& executor = caches_->devices()[0]->executor();
+  ASSERT_TRUE(executor.Submit([&] { release.get_future().wait(); }).ok());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  v1::CreateCacheResponse reply;
+  EXPECT_EQ(cache_stub_->CreateCache(&context, Request("a"), &reply).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  // The server sees the deadline by its own clock: a cancelled update that comes later shows that it has.
+  EXPECT_EQ(Details(Create(Request("a"))), "CACHE_EXISTS name");
+  release.set_value();
+  std::promise<void> idle;
+  ASSERT_TRUE(executor.Submit([&] { idle.set_value(); }).ok());
+  idle.get_future().wait();
+  EXPECT_TRUE(caches_->List().empty());
+  EXPECT_EQ(caches_->devices()[0]->budget().used_bytes(), 0);
+  MustCreate("a");
+}
+
+TEST_F(ServerTest, AnAnswerTellsLongNamesInPart) {
+  grpc::ClientContext context;
+  v1::GetCacheRequest get;
+  get.set_name(std::string(1 << 20, 'x'));
+  v1::GetCacheResponse reply;
+  const auto status = cache_stub_->GetCache(&context, get, &reply);
+  EXPECT_EQ(Details(status), "CACHE_NOT_FOUND cache.name");
+  auto create = Request("a");
+  create.set_device(std::string(1 << 20, '\n'));
+  EXPECT_EQ(Details(Create(create)), "DEVICE_NOT_FOUND device");
+}
+
+TEST_F(ServerTest, AMalformedStreamMessageIsRefusedByName) {
+  grpc::GenericStub stub(channel_);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  auto stream = stub.PrepareCall(&context, "/kvsummary.v1.UpdateService/StreamUpdates", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  stream->StartCall(nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  const grpc::Slice cut("\x0a\x7f");  // an update of 127 bytes that do not follow
+  stream->WriteLast(grpc::ByteBuffer(&cut, 1), grpc::WriteOptions(), nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  grpc::Status status;
+  stream->Finish(&status, nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(Details(status), "MESSAGE_MALFORMED");
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+// Writes until nothing moves any more, and never reads. A bound on what the server takes shows as the
+// client's writes not ending: its own window and the server's are full.
+TEST_F(ServerTest, AClientThatTakesNoAnswersIsNotReadFrom) {
+  const auto info = MustCreate("a");
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  auto channel =
+      grpc::CreateCustomChannel(server_->addresses()[0], grpc::InsecureChannelCredentials(), arguments);
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  auto stub = v1::UpdateService::NewStub(channel);
+  auto stream = stub->AsyncStreamUpdates(&context, &queue, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  v1::StreamUpdatesRequest empty;
+  *empty.mutable_decode()->mutable_cache() = info.cache();
+  empty.mutable_decode()->mutable_layers()->set_count(1);
+  constexpr int kMessages = 1 << 20;
+  int written = 0;
+  for (; written < kMessages; ++written) {
+    stream->Write(empty, nullptr);
+    // Half a second is far beyond what a write takes that is not held back.
+    const auto next =
+        queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+    if (next == grpc::CompletionQueue::TIMEOUT) break;
+    ASSERT_TRUE(ok);
+  }
+  EXPECT_LT(written, kMessages);
+  context.TryCancel();
+  grpc::Status status;
+  stream->Finish(&status, nullptr);
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+TEST_F(ServerTest, ADrainDoesNotWaitForWatchesOfTheHealth) {
+  grpc::GenericStub stub(channel_);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  auto watch = stub.PrepareCall(&context, "/grpc.health.v1.Health/Watch", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  const auto next = [&] { return queue.Next(&tag, &ok) && ok; };
+  watch->StartCall(nullptr);
+  ASSERT_TRUE(next());
+  const grpc::Slice none;
+  watch->Write(grpc::ByteBuffer(&none, 1), nullptr);
+  ASSERT_TRUE(next());
+  grpc::ByteBuffer serving;
+  watch->Read(&serving, nullptr);
+  ASSERT_TRUE(next());
+  server_->Drain(std::chrono::hours(1));  // the test's own time limit is far below
+  context.TryCancel();
+  grpc::Status status;
+  watch->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
 TEST_F(ServerTest, DrainEndsStreamsAndTurnsHealthAndCallsAway) {
   const auto info = MustCreate("a");
   std::string health;

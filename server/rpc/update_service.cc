@@ -10,6 +10,7 @@
 #include "server/error.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
+#include "server/rpc/unary_reactor.h"
 
 namespace kvsummary {
 namespace {
@@ -129,14 +130,16 @@ void FillResult(const StepEffect& effect, v1::UpdateResult* result) {
   result->set_regions_closed(effect.regions_closed);
 }
 
-// One StreamUpdates call. Up to kDepth messages are queued on executors while the next is being read. The
-// first error stops everything behind it; Finish is called once no work is queued and no write is under way.
-class StreamReactor final
-    : public grpc::ServerBidiReactor<v1::StreamUpdatesRequest, v1::StreamUpdatesResponse> {
+// One StreamUpdates call. A few messages are queued on executors while the next is being read; none is read
+// while many answers wait for a client that does not take them. The first error stops everything behind it;
+// Finish is called once no work is queued and no write is under way. Messages are parsed here: gRPC would
+// report one that is malformed as the end of the stream.
+class StreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit StreamReactor(const ServiceContext& context) : context_(context) {
+  explicit StreamReactor(const ServiceContext& context) : context_(context), call_(context.drain) {
     {
       std::lock_guard lock(mutex_);
+      if (!call_.admitted().ok()) Stop(call_.admitted());
       Read();
     }
     context_.drain.Listen(this, [this] {
@@ -153,9 +156,10 @@ class StreamReactor final
       return;
     }
     // reading_ stays set until the message is queued: no later one can overtake it.
-    auto request = std::move(request_);
     lock.unlock();
-    auto update = Parse(context_.caches, *request);  // may take milliseconds
+    const std::size_t bytes = message_.Length();
+    auto request = std::make_unique<v1::StreamUpdatesRequest>();
+    auto update = ParseMessage(*request);  // may take milliseconds
     lock.lock();
     reading_ = false;
     if (!update.ok()) {
@@ -164,17 +168,18 @@ class StreamReactor final
       return;
     }
     if (stopped_) return;
-    ++queued_;
     Executor& executor = update->cache->device().executor();
-    auto queued = executor.Submit(
-        [this, request = std::move(request), update = *std::move(update)]() mutable { Run(update); });
+    auto queued = executor.Submit([this, bytes, request = std::move(request),
+                                   update = *std::move(update)]() mutable { Run(update, bytes); },
+                                  bytes);
     if (!queued.ok()) {
-      --queued_;
       ++context_.stats.refused_steps;
       Stop(std::move(queued));
       return;
     }
-    if (queued_ < kDepth) Read();
+    ++queued_;
+    queued_bytes_ += bytes;
+    Read();
   }
 
   void OnWriteDone(bool /*ok*/) override {  // a failed write means a cancelled call: reads fail too
@@ -182,6 +187,7 @@ class StreamReactor final
     results_.pop_front();
     writing_ = false;
     Write();
+    Read();
   }
 
   void OnCancel() override {
@@ -197,17 +203,31 @@ class StreamReactor final
   }
 
  private:
-  static constexpr int kDepth = 4;
+  // What is queued while another message is read, and how many answers may wait.
+  static constexpr int kMaxQueued = 4;
+  static constexpr std::size_t kMaxQueuedBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kMaxUnwritten = 256;
 
-  void Run(Update& update) {
+  absl::StatusOr<Update> ParseMessage(v1::StreamUpdatesRequest& request) {
+    using Traits = grpc::SerializationTraits<v1::StreamUpdatesRequest>;
+    const bool parsed = Traits::Deserialize(&message_, &request).ok();
+    message_.Clear();
+    if (parsed) return Parse(context_.caches, request);
+    return Refuse(Reason::MESSAGE_MALFORMED, "", "a message of the stream is no StreamUpdatesRequest");
+  }
+
+  void Run(Update& update, std::size_t bytes) {
     {
       std::lock_guard lock(mutex_);
-      if (failed_ || cancelled_) return Ran();
+      if (failed_ || cancelled_) return Ran(bytes);
     }
     auto status = Apply(context_.stats, update);
     std::lock_guard lock(mutex_);
     if (status.ok()) {
-      FillResult(update.effect, results_.emplace_back().mutable_result());
+      v1::StreamUpdatesResponse reply;
+      FillResult(update.effect, reply.mutable_result());
+      bool own = false;
+      grpc::SerializationTraits<v1::StreamUpdatesResponse>::Serialize(reply, &results_.emplace_back(), &own);
       Write();
     } else {
       failed_ = true;
@@ -216,19 +236,24 @@ class StreamReactor final
       stopped_ = false;
       Stop(std::move(status));
     }
-    Ran();
+    Ran(bytes);
   }
 
   // All below: with mutex_ held.
-  void Ran() {
+  void Ran(std::size_t bytes) {
     --queued_;
-    if (!reading_ && !stopped_) Read();
+    queued_bytes_ -= bytes;
+    Read();
     MaybeFinish();
   }
+  // Reads the next message, unless enough is under way: then whatever ends calls this again.
   void Read() {
+    if (reading_ || stopped_ || queued_ >= kMaxQueued || queued_bytes_ >= kMaxQueuedBytes ||
+        results_.size() >= kMaxUnwritten) {
+      return;
+    }
     reading_ = true;
-    request_ = std::make_unique<v1::StreamUpdatesRequest>();
-    StartRead(request_.get());
+    StartRead(&message_);
   }
   void Write() {
     if (!writing_ && !results_.empty()) {
@@ -252,11 +277,13 @@ class StreamReactor final
   }
 
   const ServiceContext context_;
+  const Drain::Call call_;
   std::mutex mutex_;
-  std::unique_ptr<v1::StreamUpdatesRequest> request_;  // being read
-  std::deque<v1::StreamUpdatesResponse> results_;      // the first is being written when writing_
-  int queued_ = 0;                                     // updates given to executors and not yet run
-  bool reading_ = false;  // a message is being read, or has been and is not queued yet
+  grpc::ByteBuffer message_;              // being read
+  std::deque<grpc::ByteBuffer> results_;  // the first is being written when writing_
+  int queued_ = 0;                        // updates given to executors and not yet run
+  std::size_t queued_bytes_ = 0;          // of their messages
+  bool reading_ = false;                  // a message is being read, or has been and is not queued yet
   bool writing_ = false;
   bool failed_ = false;     // an update could not be applied: those behind it must not be
   bool cancelled_ = false;  // by the client, or its deadline
@@ -265,7 +292,12 @@ class StreamReactor final
   absl::Status status_;
 };
 
-class UpdateService final : public v1::UpdateService::CallbackService {
+using StreamsRaw = v1::UpdateService::WithRawCallbackMethod_StreamUpdates<v1::UpdateService::Service>;
+using DecodeToo = v1::UpdateService::WithCallbackMethod_UpdateDecode<StreamsRaw>;
+using VerifyToo = v1::UpdateService::WithCallbackMethod_UpdateVerify<DecodeToo>;
+using AllMethods = v1::UpdateService::WithCallbackMethod_UpdatePrefill<VerifyToo>;
+
+class UpdateService final : public AllMethods {
  public:
   explicit UpdateService(const ServiceContext& context) : context_(context) {}
 
@@ -284,7 +316,7 @@ class UpdateService final : public v1::UpdateService::CallbackService {
                                           v1::UpdatePrefillResponse* reply) override {
     return Handle(call, *request, reply);
   }
-  grpc::ServerBidiReactor<v1::StreamUpdatesRequest, v1::StreamUpdatesResponse>* StreamUpdates(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StreamUpdates(
       grpc::CallbackServerContext* /*call*/) override {
     return new StreamReactor(context_);
   }
@@ -292,26 +324,28 @@ class UpdateService final : public v1::UpdateService::CallbackService {
  private:
   template <typename Request, typename Reply>
   grpc::ServerUnaryReactor* Handle(grpc::CallbackServerContext* call, const Request& request, Reply* reply) {
-    auto* reactor = call->DefaultReactor();
+    auto* reactor = new UnaryReactor(context_.drain);
     const auto refuse = [&](const absl::Status& status) {
       ++context_.stats.refused_steps;
       reactor->Finish(ToGrpc(status));
       return reactor;
     };
-    if (auto s = context_.drain.Check(); !s.ok()) return refuse(s);
+    if (!reactor->admitted().ok()) return refuse(reactor->admitted());
     auto update = Parse(context_.caches, request);
     if (!update.ok()) return refuse(update.status());
     Executor& executor = update->cache->device().executor();
-    auto queued = executor.Submit([this, call, reactor, reply, update = *std::move(update)]() mutable {
-      if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
-      auto status = Apply(context_.stats, update);
-      if (status.ok()) {
-        FillResult(update.effect, reply->mutable_result());
-      } else {
-        ++context_.stats.refused_steps;
-      }
-      reactor->Finish(ToGrpc(status));
-    });
+    auto queued = executor.Submit(
+        [this, call, reactor, reply, update = *std::move(update)]() mutable {
+          if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+          auto status = Apply(context_.stats, update);
+          if (status.ok()) {
+            FillResult(update.effect, reply->mutable_result());
+          } else {
+            ++context_.stats.refused_steps;
+          }
+          reactor->Finish(ToGrpc(status));
+        },
+        request.ByteSizeLong());
     if (!queued.ok()) return refuse(queued);
     return reactor;
   }
