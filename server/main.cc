@@ -43,6 +43,7 @@ int Run(const Config& config) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("summaryd"));
   spdlog::set_level(spdlog::level::from_str(config.log_level));
 
+  std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more is no reason to end
   // Blocked in every thread made from here on: this one waits for them.
   sigset_t signals;
   sigemptyset(&signals);

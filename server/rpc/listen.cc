@@ -26,13 +26,13 @@ sockaddr_un SocketAddress(const std::string& path) {
 
 // Whether something accepts connections at the path. The lock is held, so it is not a summaryd of ours.
 absl::StatusOr<bool> IsServed(const std::string& path) {
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return absl::InternalError(absl::StrFormat("socket: %s", std::strerror(errno)));
   const sockaddr_un address = SocketAddress(path);
   const int result = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   const int error = errno;
   close(fd);
-  if (result == 0) return true;
+  if (result == 0 || error == EAGAIN) return true;  // EAGAIN: its backlog is full
   if (error == ECONNREFUSED || error == ENOENT) return false;
   return absl::FailedPreconditionError(
       absl::StrFormat("cannot tell whether %s is in use: %s", path, std::strerror(error)));
@@ -61,6 +61,14 @@ absl::Status RemoveStaleSocket(const std::string& path) {
 
 absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text) {
   constexpr std::string_view kUnix = "unix:";
+  // gRPC decodes %XX in an address: it would listen elsewhere than the lock says.
+  if (absl::StrContains(text, "%")) {
+    return absl::InvalidArgumentError(absl::StrFormat("\"%s\" has a %%, which no address may have", text));
+  }
+  // Anybody can connect to an abstract socket: it has no mode.
+  if (absl::StartsWith(text, "unix-abstract:")) {
+    return absl::InvalidArgumentError("abstract sockets are not supported: use unix:PATH");
+  }
   if (absl::StartsWith(text, "unix:")) {
     ListenAddress address{.grpc = text, .path = text.substr(kUnix.size())};
     if (address.path.empty()) return absl::InvalidArgumentError("unix: needs a path");

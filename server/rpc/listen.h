@@ -13,8 +13,8 @@ struct ListenAddress {
   std::string path;  // of the socket; empty for TCP
 };
 
-// "unix:PATH", "HOST:PORT" or ":PORT" (the loopback host). INVALID_ARGUMENT says what is wrong; so does a
-// path that does not fit a socket address (107 bytes).
+// "unix:PATH", "HOST:PORT" or ":PORT" (the loopback host), without any '%'. INVALID_ARGUMENT says what is
+// wrong, also with a path that does not fit a socket address (107 bytes).
 absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text);
 
 // The right to a socket path: an flock on PATH.lock, held for the object's life (and given up by the kernel

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 namespace kvsummary {
 namespace {
@@ -23,14 +24,14 @@ class ListenTest : public ::testing::Test {
   ~ListenTest() override { std::filesystem::remove_all(dir_); }
 
   // A bound socket; listening unless `stale`.
-  int Bind(bool stale) {
+  int Bind(bool stale, int backlog = 8) {
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::strcpy(address.sun_path, path_.c_str());
     EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     if (!stale) {
-      EXPECT_EQ(listen(fd, 8), 0);
+      EXPECT_EQ(listen(fd, backlog), 0);
     }
     return fd;
   }
@@ -63,6 +64,24 @@ TEST_F(ListenTest, ServedSocketIsLeftAlone) {
   close(fd);
 }
 
+TEST_F(ListenTest, SocketWhoseServerDoesNotAcceptIsLeftAlone) {
+  const int server = Bind(false, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path_.c_str());
+  std::vector<int> clients;
+  int result = 0;
+  while (result == 0) {  // until the backlog is full
+    clients.push_back(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    result = connect(clients.back(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+  }
+  const auto lock = SocketLock::Take(path_);
+  EXPECT_NE(lock.status().message().find("another process serves"), absl::string_view::npos);
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  for (const int client : clients) close(client);
+  close(server);
+}
+
 TEST_F(ListenTest, OtherFilesAreLeftAlone) {
   std::ofstream(path_) << "precious";
   EXPECT_FALSE(SocketLock::Take(path_).ok());
@@ -91,7 +110,8 @@ TEST(ListenAddress, FormsAreParsed) {
   EXPECT_EQ(ParseListenAddress("[::1]:1")->grpc, "[::1]:1");
   for (const std::string& bad :
        {std::string(), std::string("host"), std::string("unix:"), std::string("h:65536"), std::string("h:-1"),
-        std::string("h:x"), "unix:/" + std::string(107, 'x')}) {
+        std::string("h:x"), std::string("unix:/a/%62"), std::string("%75nix:1"),
+        std::string("unix-abstract:1"), "unix:/" + std::string(107, 'x')}) {
     EXPECT_FALSE(ParseListenAddress(bad).ok()) << bad;
   }
   EXPECT_TRUE(ParseListenAddress("unix:/" + std::string(106, 'x')).ok());

@@ -98,6 +98,16 @@ test_budget_is_obeyed() {
   expect_code 0 ctl "$address" "${cache[@]}" --name=second --blocks=400
 }
 
+test_a_closed_log_does_not_end_it() {
+  mkfifo "$dir/log"
+  "$summaryd" --listen="unix:$dir/s" > "$dir/log" 2>&1 < /dev/null &
+  pid[daemon]=$!
+  head -n 1 < "$dir/log" > "$dir/daemon.log" # the reader ends before the daemon does
+  ready daemon "unix:$dir/s"
+  stop daemon
+  [[ $code -eq 0 ]] || die "exit code $code"
+}
+
 test_bad_flags_end_with_2() {
   misused --no-such-flag
   expect_text no-such-flag
@@ -106,6 +116,7 @@ test_bad_flags_end_with_2() {
   misused --host-bytes=-1 --listen="unix:$dir/s"
   misused --listen=
   misused --listen=127.0.0.1:notaport
+  misused --listen="unix:$dir/%73"
   expect_code 2 "$summaryctl" --no-such-flag ping
   expect_code 2 "$summaryctl" --address="unix:$dir/s" no-such-command
   expect_text no-such-command
