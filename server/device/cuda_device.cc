@@ -50,6 +50,8 @@ class CudaDevice final : public Device {
         uuid_(Uuid(properties.uuid)) {}
 
   ~CudaDevice() override {
+    // Not on the executor's thread: without this, freeing would make a context on device 0.
+    if (stream_ != nullptr) cudaSetDevice(ordinal_);
     if (stage_ != nullptr) cudaFree(stage_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }

@@ -26,8 +26,16 @@ absl::Status Device::health() const {
 absl::Status Device::Broken(std::string_view what) {
   auto status = Refuse(Reason::DEVICE_FAILED, "", absl::StrFormat("%s: %s", name_, what));
   Record(status);
+  std::lock_guard lock(listener_mutex_);
+  broken_ = true;
   if (on_broken_) std::exchange(on_broken_, nullptr)();
   return status;
+}
+
+void Device::set_on_broken(absl::AnyInvocable<void()> listener) {
+  std::lock_guard lock(listener_mutex_);
+  on_broken_ = std::move(listener);
+  if (broken_ && on_broken_) std::exchange(on_broken_, nullptr)();
 }
 
 void Device::Record(absl::Status status) {

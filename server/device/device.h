@@ -50,9 +50,9 @@ class Device {
   // Why Open failed, or what has broken since; OK before Open. Any thread.
   absl::Status health() const;
 
-  // Calls `listener` once the device breaks (not for EXPF_MISMATCH: then it has never worked). Before the
-  // first Open.
-  void set_on_broken(absl::AnyInvocable<void()> listener) { on_broken_ = std::move(listener); }
+  // Calls `listener` once when the device breaks, at once when it has (not for EXPF_MISMATCH: then it has
+  // never worked). Replaces the listener before, which is not called any more on return; null: none.
+  void set_on_broken(absl::AnyInvocable<void()> listener);
 
   // (executor) Zeroed memory. OUT_OF_MEMORY when the device has none.
   virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes) = 0;
@@ -75,6 +75,8 @@ class Device {
   const std::string name_;
   Budget budget_;
   bool opened_ = false;  // executor thread only
+  std::mutex listener_mutex_;
+  bool broken_ = false;
   absl::AnyInvocable<void()> on_broken_;
   mutable std::mutex mutex_;
   absl::Status health_;  // the first failure

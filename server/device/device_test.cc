@@ -130,6 +130,8 @@ TEST(Device, TellsOnceThatItIsBroken) {
   EXPECT_EQ(RefusalReason(device.Apply({}, DecodeStep{})), "DEVICE_FAILED");
   EXPECT_EQ(told, 1);
   EXPECT_EQ(RefusalReason(device.health()), "DEVICE_FAILED");
+  device.set_on_broken([&] { ++told; });  // late: told at once
+  EXPECT_EQ(told, 2);
 }
 
 TEST(HostDevice, CopiesPiecesInOrder) {

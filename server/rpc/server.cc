@@ -123,7 +123,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
-Server::~Server() { Drain(std::chrono::milliseconds(0)); }
+Server::~Server() {
+  Drain(std::chrono::milliseconds(0));
+  for (const auto& device : impl_->context.caches.devices()) device->set_on_broken(nullptr);
+}
 
 const std::vector<std::string>& Server::addresses() const { return impl_->addresses; }
 const Stats& Server::stats() const { return impl_->stats; }
