@@ -1,8 +1,8 @@
 // Checks of update steps against a cache's geometry, and of the blocks that reads and writes name. Pure:
 // the first fault is answered with its reason and field, in the terms of kvsummary/v1/update.proto.
 //
-// A step that passes can be given to any UpdateKernels: it skips nothing, and no row of it depends on the
-// order in which requests are handled.
+// A step that passes can be given to any UpdateKernels: they take as live the rows that were checked as live,
+// skip none of them, and none depends on the order in which requests are handled.
 #pragma once
 
 #include <cstdint>
