@@ -102,7 +102,8 @@ KVSUMMARY_HOST_DEVICE inline bool GoodView(const PageMove& move, int v, std::int
 // One implementation. Stateless; every function may be called from any thread. Returns 0, kInvalidMove or a
 // cudaError_t of the launch. A host call is complete on return. A CUDA call is queued on the stream, can be
 // captured, and needs every pointer valid until the stream has passed it; the memory of either end may be
-// another device's, or the host's, as long as the stream's device can address it.
+// another device's, or the host's, as long as the stream's device can address it. Of two devices the
+// destination's is the one to call: a link carries reads a little faster than writes.
 class PageMover {
  public:
   virtual ~PageMover() = default;

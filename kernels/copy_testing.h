@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -80,7 +81,8 @@ inline void SpoilSome(Random& random, std::int64_t blocks, bool null_is_bad, std
         id = -1 - Below(random, 1000);
         break;
       case 1:
-        id = null_is_bad && Below(random, 2) == 0 ? 0 : blocks + Below(random, kMaxIndex);
+        id = blocks + (Below(random, 2) == 0 ? 0 : Below(random, kMaxIndex));
+        if (null_is_bad && Below(random, 2) == 0) id = 0;
         break;
       default:
         break;
@@ -90,7 +92,10 @@ inline void SpoilSome(Random& random, std::int64_t blocks, bool null_is_bad, std
 
 inline std::vector<std::uint8_t> RandomBytes(Random& random, std::int64_t bytes) {
   std::vector<std::uint8_t> out(static_cast<std::size_t>(bytes));
-  for (std::uint8_t& b : out) b = static_cast<std::uint8_t>(random());
+  for (std::size_t i = 0; i < out.size(); i += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random();
+    std::memcpy(&out[i], &word, std::min(sizeof(word), out.size() - i));
+  }
   return out;
 }
 

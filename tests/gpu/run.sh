@@ -3,7 +3,8 @@
 #
 #   tests/gpu/run.sh FOLDER
 #
-# FOLDER holds binaries built with --config=portable, plain or as NAME.xz: gpu_check, summaryd, summaryctl.
+# FOLDER holds binaries built with --config=portable, plain or as NAME.xz: gpu_check, gpu_copy_check,
+# summaryd, summaryctl.
 # Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
 # `N passed, N failed`.
 set -u
@@ -40,7 +41,7 @@ step() {
 
 # An error that the sanitizer reports ends it with status 9.
 sanitize() {
-  compute-sanitizer --tool "$1" --error-exitcode 9 "$work/gpu_check" --quick
+  compute-sanitizer --tool "$1" --error-exitcode 9 "$work/${2:-gpu_check}" --quick
 }
 
 # The daemon on the first CUDA device, and everything a client checks through it.
@@ -60,6 +61,9 @@ daemon=
 step gpu_check timeout 300 "$work/gpu_check"
 step memcheck sanitize memcheck
 step racecheck sanitize racecheck
+step gpu_copy_check timeout 120 "$work/gpu_copy_check"
+step copy_memcheck sanitize memcheck gpu_copy_check
+step copy_racecheck sanitize racecheck gpu_copy_check
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
