@@ -287,6 +287,65 @@ TEST_P(UpdateTest, ChunkLongerThanTheRingLeavesItsLastRows) {
   }
 }
 
+// The first step's drafts close a region, fill the ring (7 + k rows) and are rejected but for the token
+// itself.
+TEST_P(UpdateTest, RejectedDraftsThatClosedARegionLeaveNoTrace) {
+  for (int first = 1; first < kRegionTokens; ++first) {
+    const CacheGeometry g = Geometry(3);
+    Random random(static_cast<std::uint32_t>(first));
+    TestCache cache(g, 7), want(g, 7);
+    std::vector<Request> requests = MakeRequests(random, g, 1, 24, 1.0f, false);
+    Request& request = requests[0];
+    Step prompt(g);
+    while (request.done < first) prompt.AddRow(request, request.done++);
+    prompt.EndRequest();
+    prompt.Prefill(kernels(), cache.View());
+    const std::vector<std::uint16_t> drafts = RandomRows(random, 3, 1.0f, false);
+    while (request.done < 16) {
+      Step rejected(g);
+      rejected.AddRow(request, request.done);
+      for (int i = 0; i < 3; ++i) rejected.AddRow(request, request.done + 1 + i, &drafts[i * kRowElements]);
+      rejected.EndRequest(request.done + 4);
+      rejected.Verify(kernels(), cache.View());
+      ++request.done;
+    }
+    WriteExpected(requests, want);
+    const CacheView got = cache.View(), expected = want.View();
+    for (int region = 0; region < 2; ++region) {
+      const std::int64_t slot = request.slot(region * kRegionTokens, g.block_size);
+      for (int l = 0; l < g.layers; ++l) {
+        EXPECT_EQ(std::memcmp(got.summary(l, slot), expected.summary(l, slot), kSummaryBytes), 0)
+            << "first " << first << " region " << region;
+      }
+    }
+  }
+}
+
+TEST_P(UpdateTest, ARecycledRingBlockGivesNothingOfItsFormerRequest) {
+  const CacheGeometry g = Geometry(3);
+  Random random(5);
+  TestCache fresh(g, 5), recycled(g, 6);  // rings of different former contents
+  std::vector<Request> requests = MakeRequests(random, g, 1, 24, 1.0f, false);
+  for (TestCache* cache : {&fresh, &recycled}) {
+    Step prompt(g);
+    for (int p = 0; p < 5; ++p) prompt.AddRow(requests[0], p);
+    prompt.EndRequest();
+    prompt.Prefill(kernels(), cache->View());
+    for (int p = 5; p < 24; ++p) {
+      Step step(g);
+      step.AddRow(requests[0], p);
+      step.Decode(kernels(), cache->View());
+    }
+  }
+  for (int region = 0; region < 3; ++region) {
+    const std::int64_t slot = requests[0].slot(region * kRegionTokens, g.block_size);
+    for (int l = 0; l < g.layers; ++l) {
+      EXPECT_EQ(std::memcmp(fresh.View().summary(l, slot), recycled.View().summary(l, slot), kSummaryBytes),
+                0);
+    }
+  }
+}
+
 TEST_P(UpdateTest, DecodeDoesNotStoreTheClosingRow) {
   const CacheGeometry g = Geometry(1);
   Random random(8);

@@ -562,6 +562,32 @@ TEST_F(ServerTest, ACancelledReadGivesItsCacheBack) {
   while (caches_->devices()[0]->budget().used_bytes() > 0) std::this_thread::yield();
 }
 
+TEST_F(ServerTest, ACancelledStreamGivesItsCacheBack) {
+  const auto info = MustCreate("a");
+  grpc::ClientContext context;
+  auto stream = update_stub_->StreamUpdates(&context);
+  v1::StreamUpdatesRequest message;
+  for (int p = 0; p < 40; ++p) {
+    *message.mutable_decode() = Decode(info, p, p);
+    ASSERT_TRUE(stream->Write(message));
+  }
+  context.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  ASSERT_TRUE(Delete(info.cache()).ok());
+  EXPECT_EQ(caches_->devices()[0]->budget().used_bytes(), 0);
+  server_->Drain(std::chrono::hours(1));  // does not wait for it: the test's own time limit is far below
+}
+
+TEST_F(ServerTest, AMessageBeyondTheLimitIsRefusedWithTheLimit) {
+  const auto info = MustCreate("a");
+  auto request = Decode(info, 0, 1);
+  request.mutable_rows()->set_inline_(std::string((64 << 20) + 1, 'x'));
+  const auto status = Send(request);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(status.error_message().find("67108864"), std::string::npos) << status.error_message();
+  EXPECT_TRUE(Send(Decode(info, 0, 1)).ok());
+}
+
 TEST_F(ServerTest, AReaderThatStopsReadingDoesNotKeepADeletedCache) {
   auto request = Request("a");
   request.mutable_geometry()->set_blocks(10000);
