@@ -51,7 +51,32 @@ namespace kvsummary {
   X(BLOCK_OUT_OF_RANGE, kInvalidArgument)        \
   X(DUPLICATE_BLOCK, kInvalidArgument)           \
   X(FIELD_MISSING, kInvalidArgument)             \
-  X(MESSAGE_MALFORMED, kInvalidArgument)
+  X(MESSAGE_MALFORMED, kInvalidArgument)         \
+  X(SESSION_NOT_FOUND, kNotFound)                \
+  X(SESSION_REQUIRED, kInvalidArgument)          \
+  X(SESSION_ENDED, kAborted)                     \
+  X(SESSION_LIMIT, kResourceExhausted)           \
+  X(CACHE_IN_USE, kFailedPrecondition)           \
+  X(CACHE_STILL_MAPPED, kFailedPrecondition)     \
+  X(CACHE_NOT_YOURS, kFailedPrecondition)        \
+  X(MEMORY_KIND_UNSUPPORTED, kInvalidArgument)   \
+  X(DESCRIPTOR_SOCKET_OFF, kFailedPrecondition)  \
+  X(PEER_NOT_ALLOWED, kPermissionDenied)         \
+  X(TICKET_UNKNOWN, kNotFound)                   \
+  X(DESCRIPTOR_MISSING, kInvalidArgument)        \
+  X(MEMFD_NOT_SEALED, kInvalidArgument)          \
+  X(MEMFD_TOO_SMALL, kInvalidArgument)           \
+  X(BUFFER_NOT_FOUND, kNotFound)                 \
+  X(BUFFER_NOT_READY, kFailedPrecondition)       \
+  X(BUFFER_REGISTERED, kAlreadyExists)           \
+  X(BUFFER_RANGE, kInvalidArgument)              \
+  X(BUFFER_DEVICE, kFailedPrecondition)          \
+  X(HANDLE_INVALID, kInvalidArgument)            \
+  X(CUDA_IPC_VMM_MEMORY, kFailedPrecondition)    \
+  X(CUDA_IPC_MIG, kFailedPrecondition)           \
+  X(CUDA_IPC_SAME_PROCESS, kFailedPrecondition)  \
+  X(DEVICE_NOT_VISIBLE, kFailedPrecondition)     \
+  X(WAIT_TIMEOUT, kDeadlineExceeded)
 
 enum class Reason {
 #define X(name, code) name,
