@@ -51,8 +51,11 @@ int Run(const Config& config) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  CacheManager caches(MakeDevices(config), MicrosecondsSinceEpoch());
-  auto server = Server::Start({.listen = config.listen}, caches);
+  CacheManager caches(MakeDevices(config), MicrosecondsSinceEpoch(), {.grace = config.cache_grace});
+  auto server = Server::Start({.listen = config.listen,
+                               .descriptor_socket = config.descriptor_socket,
+                               .socket_access = {.mode = config.socket_mode, .group = config.socket_group}},
+                              caches);
   if (!server.ok()) {
     spdlog::error("{}", std::string(server.status().message()));
     return absl::IsInvalidArgument(server.status()) ? 2 : 1;  // 2: a --listen that is no address

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/error.h"
@@ -25,15 +24,6 @@ absl::Status CheckCount(std::int64_t value, std::int64_t limit, const char* fiel
 }
 
 }  // namespace
-
-absl::Status CheckName(const std::string& name) {
-  const bool good = std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == ':' || c == '/' || c == '-';
-  });
-  if (good && !name.empty() && name.size() <= kMaxNameBytes) return absl::OkStatus();
-  return Refuse(Reason::NAME_INVALID, "name",
-                "a name has 1 to 128 letters, digits, '.', '_', ':', '/' and '-'");
-}
 
 absl::StatusOr<CacheGeometry> CheckGeometry(CacheGeometry g) {
   if (auto s = CheckCount(g.layers, kMaxLayers, "layers"); !s.ok()) return s;

@@ -1,9 +1,6 @@
 // Checks of what a client asks for when it makes a cache. Pure.
 #pragma once
 
-#include <string>
-
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/layout.h"
 
@@ -12,10 +9,6 @@ namespace kvsummary {
 inline constexpr std::int32_t kMaxBlockSize = 32768;  // a page is then 1 MiB: it fits a message
 inline constexpr std::int32_t kMaxCapacity = 1024;    // and so is a tail
 inline constexpr std::int32_t kMaxLayers = 1024;      // a cache's layout fits a message
-inline constexpr std::size_t kMaxNameBytes = 128;
-
-// OK for 1 to 128 letters, digits, '.', '_', ':', '/' and '-'; else NAME_INVALID.
-absl::Status CheckName(const std::string& name);
 
 // The geometry with its defaults filled in (block_stride and rows_per_layer of 0), or a refusal that names
 // a field of kvsummary.v1.CacheGeometry. total_bytes() of the result does not overflow.

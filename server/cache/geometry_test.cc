@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "server/error.h"
+#include "server/name.h"
 
 namespace kvsummary {
 namespace {

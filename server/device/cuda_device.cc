@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/cuda_probe.h"
 #include "kernels/exp.h"
+#include "server/device/cuda_memory.h"
 #include "server/device/device.h"
 #include "server/error.h"
 
@@ -34,24 +35,18 @@ std::string Uuid(const cudaUUID_t& uuid) {
   return text;
 }
 
-class CudaMemory final : public Memory {
- public:
-  CudaMemory(void* data, std::int64_t bytes) : Memory(data, bytes) {}
-  ~CudaMemory() override { cudaFree(data()); }  // of a broken device nothing can be freed: no way to report
-};
-
 class CudaDevice final : public Device {
  public:
   CudaDevice(int ordinal, const cudaDeviceProp& properties, std::int64_t budget_bytes)
       : Device(absl::StrCat("cuda:", ordinal), budget_bytes),
-        ordinal_(ordinal),
+        id_{name(), ordinal, std::strstr(properties.name, " MIG ") != nullptr},
         share_of_free_(budget_bytes == 0),
         description_(absl::StrFormat("%s, sm_%d%d", properties.name, properties.major, properties.minor)),
         uuid_(Uuid(properties.uuid)) {}
 
   ~CudaDevice() override {
     // Not on the executor's thread: without this, freeing would make a context on device 0.
-    if (stream_ != nullptr) cudaSetDevice(ordinal_);
+    if (stream_ != nullptr) cudaSetDevice(id_.ordinal);
     if (stage_ != nullptr) cudaFree(stage_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -59,21 +54,26 @@ class CudaDevice final : public Device {
   std::string description() const override { return description_; }
   std::string uuid() const override { return uuid_; }
 
-  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes) override {
-    void* data = nullptr;
-    if (const cudaError_t error = cudaMalloc(&data, static_cast<std::size_t>(bytes)); error != cudaSuccess) {
-      cudaGetLastError();  // an allocation that fails leaves the device sound
-      if (error != cudaErrorMemoryAllocation) return Check("cudaMalloc", error);
-      return Refuse(Reason::OUT_OF_MEMORY, "geometry",
-                    absl::StrFormat("%s has no %d bytes: %s", name(), bytes, cudaGetErrorString(error)));
-    }
-    auto memory = std::make_unique<CudaMemory>(data, bytes);
-    if (auto s = Check("cudaMemsetAsync", cudaMemsetAsync(data, 0, static_cast<std::size_t>(bytes), stream_));
+  absl::StatusOr<std::int64_t> AllocationBytes(std::int64_t bytes, MemoryKind kind) const override {
+    return CudaAllocationBytes(id_, bytes, OrDefault(kind));
+  }
+
+  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind kind) override {
+    auto memory =
+        OrDefault(kind) == MemoryKind::kCudaIpc ? AllocateCudaIpc(id_, bytes) : AllocateCudaVmm(id_, bytes);
+    if (!memory.ok()) return memory;
+    if (auto s = Check("cudaMemsetAsync",
+                       cudaMemsetAsync((*memory)->data(), 0, static_cast<std::size_t>(bytes), stream_));
         !s.ok()) {
       return s;
     }
     if (auto s = Synchronize(); !s.ok()) return s;
     return memory;
+  }
+
+  absl::StatusOr<std::unique_ptr<Memory>> OpenIpc(const std::string& handle, std::int64_t offset,
+                                                  std::int64_t bytes) override {
+    return OpenCudaIpc(id_, handle, offset, bytes);
   }
 
   absl::Status Apply(const CacheView& view, const Step& step) override {
@@ -100,7 +100,7 @@ class CudaDevice final : public Device {
 
  protected:
   absl::Status DoOpen() override {
-    if (auto s = Check("cudaSetDevice", cudaSetDevice(ordinal_)); !s.ok()) return s;
+    if (auto s = Check("cudaSetDevice", cudaSetDevice(id_.ordinal)); !s.ok()) return s;
     if (auto s = Check("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
         !s.ok()) {
       return s;
@@ -115,6 +115,10 @@ class CudaDevice final : public Device {
   }
 
  private:
+  static MemoryKind OrDefault(MemoryKind kind) {
+    return kind == MemoryKind::kDefault ? MemoryKind::kCudaVmm : kind;
+  }
+
   absl::Status Check(const char* call, cudaError_t error) {
     if (error == cudaSuccess) return absl::OkStatus();
     return Broken(absl::StrFormat("%s: %s", call, cudaGetErrorString(error)));
@@ -243,7 +247,7 @@ class CudaDevice final : public Device {
     return Synchronize();
   }
 
-  const int ordinal_;
+  const CudaDeviceId id_;
   const bool share_of_free_;
   const std::string description_;
   const std::string uuid_;

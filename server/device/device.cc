@@ -23,6 +23,18 @@ absl::Status Device::health() const {
   return health_;
 }
 
+absl::StatusOr<std::int64_t> Device::AllocationBytes(std::int64_t bytes, MemoryKind kind) const {
+  if (kind == MemoryKind::kDefault || kind == MemoryKind::kMemfd) return bytes;
+  return Refuse(Reason::MEMORY_KIND_UNSUPPORTED, "memory_kind",
+                absl::StrFormat("%s has memory of kind MEMFD only", name_));
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> Device::OpenIpc(const std::string& /*handle*/,
+                                                        std::int64_t /*offset*/, std::int64_t /*bytes*/) {
+  return Refuse(Reason::MEMORY_KIND_UNSUPPORTED, "memory.kind",
+                absl::StrFormat("%s opens no CUDA IPC handles", name_));
+}
+
 absl::Status Device::Broken(std::string_view what) {
   auto status = Refuse(Reason::DEVICE_FAILED, "", absl::StrFormat("%s: %s", name_, what));
   Record(status);

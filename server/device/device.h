@@ -54,8 +54,17 @@ class Device {
   // never worked). Replaces the listener before, which is not called any more on return; null: none.
   void set_on_broken(absl::AnyInvocable<void()> listener);
 
-  // (executor) Zeroed memory. OUT_OF_MEMORY when the device has none.
-  virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes) = 0;
+  // (executor) Bytes that Allocate will take for `bytes`, which the device may round up.
+  // MEMORY_KIND_UNSUPPORTED, CUDA_IPC_MIG; unless a device overrides it, it has MEMFD only.
+  virtual absl::StatusOr<std::int64_t> AllocationBytes(std::int64_t bytes, MemoryKind kind) const;
+  // (executor) Zeroed memory of bytes that AllocationBytes answered for the kind. OUT_OF_MEMORY when the
+  // device has none.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind kind) = 0;
+  // (executor) Another process's memory: bytes [offset, offset + bytes) of what a CUDA IPC handle opens, with
+  // offset >= 0 and bytes > 0. HANDLE_INVALID and the reasons of CUDA IPC; MEMORY_KIND_UNSUPPORTED unless a
+  // device overrides it.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> OpenIpc(const std::string& handle, std::int64_t offset,
+                                                          std::int64_t bytes);
   // (executor) Applies a step to a view of this device's memory.
   virtual absl::Status Apply(const CacheView& view, const Step& step) = 0;
   // (executor) Copies pieces of `memory` to or from contiguous host memory, in order.

@@ -95,7 +95,7 @@ class FaultyDevice final : public Device {
  public:
   explicit FaultyDevice(absl::Status open) : Device("faulty:0", 1 << 20), open_(std::move(open)) {}
   std::string description() const override { return "test"; }
-  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind) override {
     return AllocateHostMemory(bytes);
   }
   absl::Status Apply(const CacheView&, const Step&) override { return Broken("lost"); }
@@ -136,7 +136,7 @@ TEST(Device, TellsOnceThatItIsBroken) {
 
 TEST(HostDevice, CopiesPiecesInOrder) {
   auto device = MakeHostDevice(ScalarKernels(), 1 << 20);
-  auto memory = device->Allocate(64);
+  auto memory = device->Allocate(64, MemoryKind::kMemfd);
   ASSERT_TRUE(memory.ok());
   const std::vector<Piece> pieces = {{40, 3}, {8, 2}};
   ASSERT_TRUE(device->CopyIn(**memory, pieces, "abcde").ok());

@@ -12,7 +12,7 @@ class HostDevice final : public Device {
 
   std::string description() const override { return kernels_.name(); }
 
-  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind /*kind*/) override {
     return AllocateHostMemory(bytes);
   }
 

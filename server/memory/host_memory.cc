@@ -1,6 +1,8 @@
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
-#include <unistd.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,15 +21,14 @@ namespace {
 
 class HostMemory final : public Memory {
  public:
-  HostMemory(int fd, void* data, std::int64_t bytes) : Memory(data, bytes), fd_(fd) {}
-  ~HostMemory() override {
-    munmap(data(), static_cast<std::size_t>(bytes()));
-    close(fd_);
-  }
-
- private:
-  int fd_;
+  HostMemory(void* data, std::int64_t bytes, Descriptor descriptor)
+      : Memory(data, bytes, MemoryKind::kMemfd, std::move(descriptor)) {}
+  ~HostMemory() override { munmap(data(), static_cast<std::size_t>(bytes())); }
 };
+
+void* Map(int fd, std::int64_t bytes) {
+  return mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+}
 
 absl::Status OutOfMemory(std::int64_t bytes, const char* call) {
   return Refuse(Reason::OUT_OF_MEMORY, "geometry",
@@ -97,24 +98,45 @@ absl::StatusOr<std::unique_ptr<Memory>> AllocateHostMemory(std::int64_t bytes) {
     return Refuse(Reason::OUT_OF_MEMORY, "geometry",
                   absl::StrFormat("no %d bytes of host memory: %d are available", bytes, available));
   }
-  const int fd = memfd_create("kvsummary-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return OutOfMemory(bytes, "memfd_create");
+  Descriptor memfd(memfd_create("kvsummary-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memfd) return OutOfMemory(bytes, "memfd_create");
   int error = 0;
   do {
-    error = posix_fallocate(fd, 0, bytes);
+    error = posix_fallocate(memfd.get(), 0, bytes);
   } while (error == EINTR);
   if (error != 0) {
-    close(fd);
     errno = error;
     return OutOfMemory(bytes, "fallocate");
   }
-  void* data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) {
-    auto status = OutOfMemory(bytes, "mmap");
-    close(fd);
-    return status;
+  if (fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return OutOfMemory(bytes, "sealing");
   }
-  return std::make_unique<HostMemory>(fd, data, bytes);
+  void* data = Map(memfd.get(), bytes);
+  if (data == MAP_FAILED) return OutOfMemory(bytes, "mmap");
+  return std::make_unique<HostMemory>(data, bytes, std::move(memfd));
+}
+
+absl::StatusOr<ClientMemfd> MapClientMemfd(Descriptor descriptor, std::int64_t bytes) {
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+  const int seals = fcntl(descriptor.get(), F_GET_SEALS);  // first: it asks no foreign file system
+  struct statfs file_system {};
+  struct stat info {};
+  if (seals < 0 || (seals & kSeals) != kSeals || fstatfs(descriptor.get(), &file_system) != 0 ||
+      file_system.f_type != TMPFS_MAGIC || fstat(descriptor.get(), &info) != 0) {
+    return Refuse(Reason::MEMFD_NOT_SEALED, "memory",
+                  "the descriptor is not a memfd of ordinary pages with F_SEAL_SHRINK and F_SEAL_GROW");
+  }
+  if (info.st_size < bytes) {
+    return Refuse(Reason::MEMFD_TOO_SMALL, "memory.size_bytes",
+                  absl::StrFormat("the memfd has %d bytes, not the %d announced", info.st_size, bytes));
+  }
+  void* data = Map(descriptor.get(), bytes);
+  if (data == MAP_FAILED) {
+    return Refuse(Reason::HANDLE_INVALID, "memory",
+                  absl::StrFormat("the memfd cannot be mapped for writing: %s", std::strerror(errno)));
+  }
+  return ClientMemfd{.memory = std::make_unique<HostMemory>(data, bytes, std::move(descriptor)),
+                     .identity = absl::StrFormat("memfd:%d:%d", info.st_dev, info.st_ino)};
 }
 
 std::int64_t AvailableHostBytes() { return std::min(AvailableFromMeminfo(), LeftInControlGroups()); }

@@ -1,5 +1,8 @@
 #include "server/ops/config.h"
 
+#include <grp.h>
+
+#include <charconv>
 #include <string_view>
 
 #include "absl/strings/numbers.h"
@@ -17,16 +20,44 @@ const char kUsage[] =
                          Default: 80 % of what the host or its control group has free
   --device-bytes=SIZE    memory that caches may take of each CUDA device.
                          Default: 80 % of what is free at the device's first use
+  --descriptor-socket=PATH  socket that passes memory to clients on this host.
+                         Default: the path of the first unix: address and ".fds"
+  --socket-mode=MODE     of the Unix sockets, octal, within 0666. Default: 0600
+  --socket-group=GROUP   of the Unix sockets, a name or a number
+  --cache-grace=SECONDS  how long a cache is kept when its session has ended. Default: 600
   --drain-timeout=SECONDS  what calls under way get on SIGTERM. Default: 30
   --log-level=LEVEL      trace, debug, info, warning, error or off. Default: info
   --help, --version
 
 SIGTERM or SIGINT: takes no new calls, finishes those under way, exits with 0.
-There is no authentication: a Unix socket is for its owner alone (mode 0600), an address
-other than loopback is for everybody who reaches it.
+There is no authentication: a Unix socket is for its owner and root alone, unless --socket-mode
+lets others in; an address other than loopback is for everybody who reaches it.
 )";
 
 namespace {
+
+absl::Status SetMode(const std::string& value, Config& config) {
+  unsigned mode = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), mode, 8);
+  if (error != std::errc() || end != value.data() + value.size() || (mode & ~0666u) != 0 ||
+      (mode & 0600u) != 0600u) {
+    return absl::InvalidArgumentError("must be octal, within 0666, and let the owner in (0600)");
+  }
+  config.socket_mode = mode;
+  return absl::OkStatus();
+}
+
+absl::Status SetGroup(const std::string& value, Config& config) {
+  gid_t number = 0;
+  if (absl::SimpleAtoi(value, &number)) {
+    config.socket_group = number;
+    return absl::OkStatus();
+  }
+  const group* found = getgrnam(value.c_str());  // before any other thread is made
+  if (found == nullptr) return absl::InvalidArgumentError("there is no such group");
+  config.socket_group = found->gr_gid;
+  return absl::OkStatus();
+}
 
 absl::Status Set(std::string_view flag, const std::string& value, Config& config) {
   const auto bytes = [&](std::int64_t& out) -> absl::Status {
@@ -42,14 +73,23 @@ absl::Status Set(std::string_view flag, const std::string& value, Config& config
   }
   if (flag == "--host-bytes") return bytes(config.host_bytes);
   if (flag == "--device-bytes") return bytes(config.device_bytes);
-  if (flag == "--drain-timeout") {
-    int seconds = 0;
-    if (!absl::SimpleAtoi(value, &seconds) || seconds < 0) {
+  const auto seconds = [&](std::chrono::seconds& out) -> absl::Status {
+    int parsed = 0;
+    if (!absl::SimpleAtoi(value, &parsed) || parsed < 0) {
       return absl::InvalidArgumentError("must be a number of seconds");
     }
-    config.drain_timeout = std::chrono::seconds(seconds);
+    out = std::chrono::seconds(parsed);
+    return absl::OkStatus();
+  };
+  if (flag == "--drain-timeout") return seconds(config.drain_timeout);
+  if (flag == "--cache-grace") return seconds(config.cache_grace);
+  if (flag == "--descriptor-socket") {
+    if (value.empty()) return absl::InvalidArgumentError("needs a path");
+    config.descriptor_socket = value;
     return absl::OkStatus();
   }
+  if (flag == "--socket-mode") return SetMode(value, config);
+  if (flag == "--socket-group") return SetGroup(value, config);
   if (flag == "--log-level") {
     for (const char* level : {"trace", "debug", "info", "warning", "error", "off"}) {
       if (value == level) {

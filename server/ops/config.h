@@ -1,8 +1,11 @@
 // The daemon's flags.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +20,10 @@ struct Config {
   std::int64_t device_bytes =
       0;  // --device-bytes, of each CUDA device; 0: 80 % of what is free at its first use
   std::chrono::seconds drain_timeout{30};  // --drain-timeout
+  std::chrono::seconds cache_grace{600};   // --cache-grace
+  std::string descriptor_socket;           // --descriptor-socket; empty: the default
+  mode_t socket_mode = 0600;               // --socket-mode
+  std::optional<gid_t> socket_group;       // --socket-group
   std::string log_level = "info";          // --log-level
   bool help = false;
   bool version = false;

@@ -55,6 +55,29 @@ class AdminService final : public v1::AdminService::CallbackService {
     return Done(call);
   }
 
+  grpc::ServerUnaryReactor* ListSessions(grpc::CallbackServerContext* call,
+                                         const v1::ListSessionsRequest* /*request*/,
+                                         v1::ListSessionsResponse* reply) override {
+    const auto caches = context_.caches.List();
+    for (const auto& session : context_.sessions.List()) {
+      auto* info = reply->add_sessions();
+      info->set_name(session->name());
+      info->set_number(session->number());
+      info->set_age_seconds(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - session->opened_at()).count());
+      for (const auto& cache : caches) {
+        if (cache->session() == session->number()) info->add_caches(cache->name());
+      }
+      for (const std::string& name : context_.caches.MappedBy(session->number()))
+        info->add_mapped_caches(name);
+      info->set_tickets(context_.tickets.Count(session->number()));
+      const auto buffers = session->buffer_totals();
+      info->set_buffers(buffers.count);
+      info->set_buffer_bytes(buffers.bytes);
+    }
+    return Done(call);
+  }
+
  private:
   static grpc::ServerUnaryReactor* Done(grpc::CallbackServerContext* call) {
     auto* reactor = call->DefaultReactor();

@@ -9,6 +9,8 @@
 #include "kvsummary/v1/cache.grpc.pb.h"
 #include "server/cache/validate.h"
 #include "server/error.h"
+#include "server/rpc/cache_info.h"
+#include "server/rpc/memory_calls.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
 #include "server/rpc/unary_reactor.h"
@@ -18,54 +20,6 @@ namespace {
 
 // What a message of a streamed read holds, at least one page or tail.
 constexpr std::int64_t kReadBytes = 1 << 20;
-
-CacheGeometry FromProto(const v1::CacheGeometry& g) {
-  return {.layers = g.layers(),
-          .blocks = g.blocks(),
-          .block_size = g.block_size(),
-          .block_stride = g.block_stride(),
-          .ring_blocks = g.ring_blocks(),
-          .capacity = g.capacity(),
-          .rows_per_layer = g.rows_per_layer(),
-          .k = g.k()};
-}
-
-void ToProto(const CacheGeometry& g, v1::CacheGeometry* out) {
-  out->set_layers(g.layers);
-  out->set_blocks(g.blocks);
-  out->set_block_size(g.block_size);
-  out->set_block_stride(g.block_stride);
-  out->set_ring_blocks(g.ring_blocks);
-  out->set_capacity(g.capacity);
-  out->set_rows_per_layer(g.rows_per_layer);
-  out->set_k(g.k);
-}
-
-void AddView(v1::ViewKind kind, std::int32_t layer, std::int64_t offset, std::int64_t stride,
-             std::int64_t bytes, v1::CacheLayout* out) {
-  auto* view = out->add_views();
-  view->set_kind(kind);
-  view->set_layer(layer);
-  view->set_offset_bytes(offset);
-  view->set_block_stride_bytes(stride);
-  view->set_bytes_per_block(bytes);
-}
-
-void FillInfo(const Cache& cache, v1::CacheInfo* out) {
-  const CacheGeometry& g = cache.geometry();
-  out->mutable_cache()->set_name(cache.name());
-  out->mutable_cache()->set_generation(cache.generation());
-  out->set_device(cache.device().name());
-  ToProto(g, out->mutable_geometry());
-  auto* layout = out->mutable_layout();
-  layout->set_total_bytes(g.total_bytes());
-  layout->set_rows_per_block(g.rows_per_block());
-  for (std::int32_t layer = 0; layer < g.layers; ++layer) {
-    AddView(v1::VIEW_KIND_SUMMARY, layer, g.page_offset(0, layer), g.block_stride, g.page_bytes(), layout);
-    AddView(v1::VIEW_KIND_RING, layer, g.ring_row_offset(0, layer, 0), g.rows_per_block() * kRowBytes,
-            std::int64_t{g.rows_per_layer} * kRowBytes, layout);
-  }
-}
 
 std::span<const std::int64_t> Ids(const google::protobuf::RepeatedField<std::int64_t>& ids) {
   return {ids.data(), static_cast<std::size_t>(ids.size())};
@@ -187,14 +141,41 @@ class CacheService final : public v1::CacheService::CallbackService {
                                         v1::CreateCacheResponse* reply) override {
     auto* reactor = new UnaryReactor(context_.drain);
     if (!reactor->admitted().ok()) return Done(reactor, reactor->admitted());
+    CacheManager::Wanted wanted{.name = request->name(),
+                                .device = request->device(),
+                                .geometry = FromProto(request->geometry()),
+                                .kind = static_cast<MemoryKind>(request->memory_kind())};
+    std::shared_ptr<Session> session;
+    if (!request->session_id().empty()) {
+      auto found = context_.sessions.Find(request->session_id());
+      if (!found.ok()) return Done(reactor, found.status());
+      session = *std::move(found);
+      wanted.session = session->number();
+    }
     context_.caches.Create(
-        request->name(), request->device(), FromProto(request->geometry()),
-        [call] { return call->IsCancelled(); },
-        [reactor, reply](CacheManager::CacheOr cache) {
-          if (cache.ok()) FillInfo(**cache, reply->mutable_info());
+        std::move(wanted), [call] { return call->IsCancelled(); },
+        [this, session, reactor, reply](CacheManager::CacheOr cache) {
+          if (cache.ok()) {
+            FillInfo(**cache, reply->mutable_info());
+            if (session != nullptr) DetachAtEnd(context_, session);
+          }
           Done(reactor, cache.status());
         });
     return reactor;
+  }
+
+  grpc::ServerUnaryReactor* AttachCache(grpc::CallbackServerContext* /*call*/,
+                                        const v1::AttachCacheRequest* request,
+                                        v1::AttachCacheResponse* reply) override {
+    auto* reactor = new UnaryReactor(context_.drain);
+    if (!reactor->admitted().ok()) return Done(reactor, reactor->admitted());
+    const auto session = context_.sessions.Find(request->session_id());
+    if (!session.ok()) return Done(reactor, session.status());
+    const auto cache = context_.caches.Attach(request->name(), (*session)->number());
+    if (!cache.ok()) return Done(reactor, cache.status());
+    DetachAtEnd(context_, *session);
+    FillInfo(**cache, reply->mutable_info());
+    return Done(reactor, absl::OkStatus());
   }
 
   grpc::ServerUnaryReactor* GetCache(grpc::CallbackServerContext* call, const v1::GetCacheRequest* request,
@@ -241,9 +222,43 @@ class CacheService final : public v1::CacheService::CallbackService {
     return Write<TailUnits>(call, *request);
   }
 
+  grpc::ServerUnaryReactor* ExportMemory(grpc::CallbackServerContext* /*call*/,
+                                         const v1::ExportMemoryRequest* request,
+                                         v1::ExportMemoryResponse* reply) override {
+    return Admitted([&](CallDone done) { done(kvsummary::ExportMemory(context_, *request, *reply)); });
+  }
+
+  grpc::ServerUnaryReactor* ReleaseMemory(grpc::CallbackServerContext* call,
+                                          const v1::ReleaseMemoryRequest* request,
+                                          v1::ReleaseMemoryResponse* /*reply*/) override {
+    return Done(call->DefaultReactor(), kvsummary::ReleaseMemory(context_, *request));
+  }
+
+  grpc::ServerUnaryReactor* RegisterBuffer(grpc::CallbackServerContext* /*call*/,
+                                           const v1::RegisterBufferRequest* request,
+                                           v1::RegisterBufferResponse* reply) override {
+    return Admitted(
+        [&](CallDone done) { kvsummary::RegisterBuffer(context_, *request, *reply, std::move(done)); });
+  }
+
+  grpc::ServerUnaryReactor* UnregisterBuffer(grpc::CallbackServerContext* /*call*/,
+                                             const v1::UnregisterBufferRequest* request,
+                                             v1::UnregisterBufferResponse* /*reply*/) override {
+    return Admitted([&](CallDone done) { kvsummary::UnregisterBuffer(context_, *request, std::move(done)); });
+  }
+
  private:
   static grpc::ServerUnaryReactor* Done(grpc::ServerUnaryReactor* reactor, const absl::Status& status) {
     reactor->Finish(ToGrpc(status));
+    return reactor;
+  }
+
+  // Calls `start` with what ends the call, unless the daemon drains.
+  template <typename Start>
+  grpc::ServerUnaryReactor* Admitted(Start start) {
+    auto* reactor = new UnaryReactor(context_.drain);
+    if (!reactor->admitted().ok()) return Done(reactor, reactor->admitted());
+    start([reactor](const absl::Status& status) { Done(reactor, status); });
     return reactor;
   }
 

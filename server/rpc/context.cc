@@ -40,4 +40,33 @@ void Drain::Forget(const void* key) {
   listeners_.erase(key);
 }
 
+void SessionStreams::Add(std::uint64_t session, Stream* stream) {
+  std::lock_guard lock(mutex_);
+  streams_.emplace(session, stream);
+  if (draining_) stream->Draining();
+  if (ending_) stream->End();
+}
+
+void SessionStreams::Remove(std::uint64_t session) {
+  std::lock_guard lock(mutex_);
+  streams_.erase(session);
+}
+
+void SessionStreams::TellLost(std::uint64_t session, const std::string& name, std::uint64_t generation) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = streams_.find(session); it != streams_.end()) it->second->CacheLost(name, generation);
+}
+
+void SessionStreams::TellDraining() {
+  std::lock_guard lock(mutex_);
+  draining_ = true;
+  for (const auto& [session, stream] : streams_) stream->Draining();
+}
+
+void SessionStreams::EndAll() {
+  std::lock_guard lock(mutex_);
+  ending_ = true;
+  for (const auto& [session, stream] : streams_) stream->End();
+}
+
 }  // namespace kvsummary

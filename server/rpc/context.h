@@ -7,10 +7,13 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "absl/status/status.h"
 #include "server/cache/cache.h"
 #include "server/ops/stats.h"
+#include "server/session/session.h"
+#include "server/session/tickets.h"
 
 namespace kvsummary {
 
@@ -53,10 +56,42 @@ class Drain {
   std::map<const void*, std::function<void()>> listeners_;
 };
 
+// The streams that sessions live by. Thread-safe.
+class SessionStreams {
+ public:
+  // Called with the lock held: must call nothing of this class.
+  class Stream {
+   public:
+    virtual ~Stream() = default;
+    virtual void CacheLost(const std::string& name, std::uint64_t generation) = 0;
+    virtual void Draining() = 0;
+    // The daemon ends the stream, and with it the session.
+    virtual void End() = 0;
+  };
+
+  // Tells the stream at once what it has missed. It is not called any more once Remove has returned.
+  void Add(std::uint64_t session, Stream* stream);
+  void Remove(std::uint64_t session);
+
+  void TellLost(std::uint64_t session, const std::string& name, std::uint64_t generation);
+  void TellDraining();
+  void EndAll();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, Stream*> streams_;
+  bool draining_ = false;
+  bool ending_ = false;
+};
+
 struct ServiceContext {
   CacheManager& caches;
   Stats& stats;
   Drain& drain;
+  SessionManager& sessions;
+  Tickets& tickets;
+  SessionStreams& streams;
+  const std::string& descriptor_socket;  // its path; empty: there is none
 };
 
 }  // namespace kvsummary

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <vector>
 
+#include "server/memory/socket_file.h"
+
 namespace kvsummary {
 namespace {
 

@@ -6,20 +6,22 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "server/cache/reaper.h"
+#include "server/memory/descriptor_server.h"
+#include "server/memory/socket_file.h"
 #include "server/rpc/listen.h"
 #include "server/rpc/services.h"
 
 namespace kvsummary {
 namespace {
 
-constexpr const char* kServiceNames[] = {"kvsummary.v1.CacheService", "kvsummary.v1.UpdateService",
-                                         "kvsummary.v1.AdminService"};
+constexpr const char* kServiceNames[] = {"kvsummary.v1.SessionService", "kvsummary.v1.CacheService",
+                                         "kvsummary.v1.UpdateService", "kvsummary.v1.AdminService"};
 
 // What messages may take while they are being received, of all clients together. gRPC slows clients down as
 // this fills, and beyond it closes connections and ends calls with RESOURCE_EXHAUSTED.
@@ -41,29 +43,41 @@ void InstallPlugins() {
   static_cast<void>(installed);
 }
 
-// A socket is never connectable for others, not even between its bind and a chmod.
-class PrivateUmask {
- public:
-  PrivateUmask() : old_(umask(0177)) {}
-  ~PrivateUmask() { umask(old_); }
-  PrivateUmask(const PrivateUmask&) = delete;
-  PrivateUmask& operator=(const PrivateUmask&) = delete;
-
- private:
-  mode_t old_;
-};
+// A peer that is gone without a word (its host, or the network, has vanished) is found out by pings, with or
+// without calls; and a client's own pings are not held against it.
+void SetKeepalive(grpc::ServerBuilder& builder, std::chrono::milliseconds keepalive) {
+  const int ms = static_cast<int>(keepalive.count());
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
+}
 
 }  // namespace
 
 struct Server::Impl {
-  explicit Impl(CacheManager& caches) : context{caches, stats, drain} {}
+  explicit Impl(CacheManager& caches)
+      : context{.caches = caches,
+                .stats = stats,
+                .drain = drain,
+                .sessions = sessions,
+                .tickets = tickets,
+                .streams = streams,
+                .descriptor_socket = descriptor_socket} {}
 
   Stats stats;
   class Drain drain;
+  SessionManager sessions;
+  Tickets tickets;
+  SessionStreams streams;
+  std::string descriptor_socket;  // its path, set before any service is made
   ServiceContext context;
   std::vector<SocketLock> locks;
   std::vector<std::unique_ptr<grpc::Service>> services;
   std::vector<std::string> addresses;
+  std::unique_ptr<DescriptorServer> descriptors;
+  std::unique_ptr<Reaper> reaper;
   std::unique_ptr<grpc::Server> server;
 };
 
@@ -72,18 +86,8 @@ Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, CacheManager& caches) {
   InstallPlugins();
   auto impl = std::make_unique<Impl>(caches);
-  impl->services.push_back(MakeCacheService(impl->context));
-  impl->services.push_back(MakeUpdateService(impl->context));
-  impl->services.push_back(
-      MakeAdminService(impl->context, {.version = kVersion, .max_message_bytes = options.max_message_bytes}));
-
-  grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetResourceQuota(grpc::ResourceQuota("summaryd").Resize(kMaxReceivingBytes));
-  for (const auto& service : impl->services) builder.RegisterService(service.get());
-
   std::vector<ListenAddress> addresses;
+  impl->descriptor_socket = options.descriptor_socket;
   for (const std::string& text : options.listen) {
     auto address = ParseListenAddress(text);
     if (!address.ok()) return address.status();
@@ -91,9 +95,32 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
       auto lock = SocketLock::Take(address->path);
       if (!lock.ok()) return lock.status();
       impl->locks.push_back(*std::move(lock));
+      if (impl->descriptor_socket.empty()) impl->descriptor_socket = address->path + ".fds";
     }
     addresses.push_back(*std::move(address));
   }
+  if (!impl->descriptor_socket.empty()) {
+    auto descriptors = DescriptorServer::Start(
+        {.path = impl->descriptor_socket,
+         .access = options.socket_access,
+         .redeem = [&tickets = impl->tickets](const std::string& ticket, Descriptor d) {
+           return tickets.Redeem(ticket, std::move(d));
+         }});
+    if (!descriptors.ok()) return descriptors.status();
+    impl->descriptors = *std::move(descriptors);
+  }
+
+  impl->services.push_back(MakeSessionService(impl->context));
+  impl->services.push_back(MakeCacheService(impl->context));
+  impl->services.push_back(MakeUpdateService(impl->context));
+  impl->services.push_back(
+      MakeAdminService(impl->context, {.version = kVersion, .max_message_bytes = options.max_message_bytes}));
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetResourceQuota(grpc::ResourceQuota("summaryd").Resize(kMaxReceivingBytes));
+  SetKeepalive(builder, options.keepalive);
+  for (const auto& service : impl->services) builder.RegisterService(service.get());
   std::vector<int> ports(addresses.size());
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     builder.AddListeningPort(addresses[i].grpc, grpc::InsecureServerCredentials(), &ports[i]);
@@ -103,6 +130,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
     impl->server = builder.BuildAndStart();
   }
   for (std::size_t i = 0; i < addresses.size(); ++i) {
+    if (impl->server != nullptr && ports[i] != 0 && !addresses[i].path.empty()) {
+      if (auto s = ApplySocketAccess(addresses[i].path, options.socket_access); !s.ok()) return s;
+    }
     if (impl->server == nullptr || ports[i] == 0) {
       if (impl->server == nullptr && ports[i] != 0) continue;  // another address was at fault
       return absl::UnavailableError(absl::StrFormat("cannot listen on %s", addresses[i].grpc));
@@ -120,22 +150,31 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
   for (const auto& device : caches.devices()) {
     device->set_on_broken([health] { health->SetServingStatus(false); });
   }
+  caches.set_on_lost(
+      [&streams = impl->streams](std::uint64_t session, const std::string& name, std::uint64_t generation) {
+        streams.TellLost(session, name, generation);
+      });
+  impl->reaper = std::make_unique<Reaper>(caches);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
 Server::~Server() {
   Drain(std::chrono::milliseconds(0));
   for (const auto& device : impl_->context.caches.devices()) device->set_on_broken(nullptr);
+  impl_->context.caches.set_on_lost(nullptr);
 }
 
 const std::vector<std::string>& Server::addresses() const { return impl_->addresses; }
+SessionManager& Server::sessions() { return impl_->sessions; }
 const Stats& Server::stats() const { return impl_->stats; }
 
 void Server::Drain(std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::system_clock::now() + timeout;
   impl_->server->GetHealthCheckService()->SetServingStatus(false);
   impl_->drain.Begin();
+  impl_->streams.TellDraining();
   impl_->drain.Await(deadline);
+  impl_->streams.EndAll();
   // Left are watches of the health and connections whose clients do not look: they end by being closed.
   impl_->server->Shutdown(std::min(deadline, std::chrono::system_clock::now() + kLinger));
 }

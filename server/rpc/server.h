@@ -8,7 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "server/cache/cache.h"
+#include "server/memory/socket_file.h"
 #include "server/ops/stats.h"
+#include "server/session/session.h"
 
 namespace kvsummary {
 
@@ -19,10 +21,17 @@ class Server {
   struct Options {
     std::vector<std::string> listen;  // see ParseListenAddress
     int max_message_bytes = 64 << 20;
+    // Path of the descriptor socket. Empty: that of the first Unix socket of `listen` with ".fds" behind it,
+    // or none where there is no such.
+    std::string descriptor_socket = {};
+    SocketAccess socket_access = {};  // of the Unix sockets
+    // A peer is pinged when nothing has come from it for this long, and is gone when it does not answer in as
+    // long again: so the session of a host that has vanished ends after twice this time.
+    std::chrono::milliseconds keepalive{4500};
   };
 
-  // Listens on every address, or on none and says why. Unix sockets are made with mode 0600, a port is
-  // never shared. `caches` must outlive the server.
+  // Listens on every address, or on none and says why. Unix sockets are made with mode 0600 before they get
+  // another, a port is never shared. `caches` must outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, CacheManager& caches);
 
   // Stops at once what is under way.
@@ -30,11 +39,12 @@ class Server {
 
   // Addresses in gRPC's form, ports chosen by the system filled in.
   const std::vector<std::string>& addresses() const;
+  SessionManager& sessions();
   // What has been done so far.
   const Stats& stats() const;
 
-  // Health turns to NOT_SERVING, new calls get UNAVAILABLE, calls under way may end until the timeout and
-  // are cancelled then. Returns when none is left.
+  // Health turns to NOT_SERVING, new calls get UNAVAILABLE, sessions are told and ended, calls under way may
+  // end until the timeout and are cancelled then. Returns when none is left.
   void Drain(std::chrono::milliseconds timeout);
 
  private:

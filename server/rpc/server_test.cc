@@ -50,7 +50,7 @@ class BreakableDevice final : public Device {
  public:
   BreakableDevice() : Device("test:0", kBudget) {}
   std::string description() const override { return "test"; }
-  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind) override {
     return AllocateHostMemory(bytes);
   }
   absl::Status Apply(const CacheView&, const Step&) override { return Broken("fell off the bus"); }
