@@ -12,9 +12,9 @@ Cache::Cache(std::string name, std::uint64_t generation, CacheGeometry geometry,
       segment_(std::move(segment)),
       session_(session) {}
 
-absl::Status Cache::Apply(LayerSpan layers, const Step& step) {
+absl::Status Cache::Apply(LayerSpan layers, const Step& step, RowsIn rows_in) {
   if (auto s = device_.health(); !s.ok()) return s;
-  return device_.Apply(MakeView(geometry_, segment_->memory().data(), layers), step);
+  return device_.Apply(MakeView(geometry_, segment_->memory().data(), layers), step, rows_in);
 }
 
 absl::Status Cache::CopyOut(std::span<const Piece> pieces, char* host) {

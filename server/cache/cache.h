@@ -47,7 +47,7 @@ class Cache {
   bool attached() const { return attached_; }
 
   // (executor) Applies a validated step to layers.
-  absl::Status Apply(LayerSpan layers, const Step& step);
+  absl::Status Apply(LayerSpan layers, const Step& step, RowsIn rows_in);
   // (executor) Pages and tails, as `pieces` of PagePieces or TailPieces.
   absl::Status CopyOut(std::span<const Piece> pieces, char* host);
   absl::Status CopyIn(std::span<const Piece> pieces, const char* host);

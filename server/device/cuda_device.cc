@@ -76,8 +76,8 @@ class CudaDevice final : public Device {
     return OpenCudaIpc(id_, handle, offset, bytes);
   }
 
-  absl::Status Apply(const CacheView& view, const Step& step) override {
-    return std::visit([&](const auto& s) { return ApplyStep(view, s); }, step);
+  absl::Status Apply(const CacheView& view, const Step& step, RowsIn rows_in) override {
+    return std::visit([&](const auto& s) { return ApplyStep(view, s, rows_in); }, step);
   }
 
   absl::Status CopyOut(const Memory& memory, std::span<const Piece> pieces, char* host) override {
@@ -127,6 +127,38 @@ class CudaDevice final : public Device {
   absl::Status Copy(void* to, const void* from, std::int64_t bytes, cudaMemcpyKind kind) {
     return Check("cudaMemcpyAsync",
                  cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream_));
+  }
+
+  absl::Status Copy2D(char* to, const std::uint16_t* from, std::int64_t stride, std::int64_t width,
+                      std::int64_t height) {
+    return Check("cudaMemcpy2DAsync",
+                 cudaMemcpy2DAsync(to, kRowBytes, from, static_cast<std::size_t>(stride) * sizeof(*from),
+                                   static_cast<std::size_t>(width), static_cast<std::size_t>(height),
+                                   cudaMemcpyHostToDevice, stream_));
+  }
+  // Queues the copies that make packed rows at `to` of rows in host memory.
+  absl::Status CopyRows(char* to, const RowsView& in, std::int64_t layers, std::int64_t rows) {
+    if (in.key_layer_stride == rows * in.key_stride && in.z_layer_stride == rows * in.z_stride) {
+      rows *= layers;
+      layers = 1;
+    }
+    const bool whole = in.z == in.key + kChannels && in.key_stride == in.z_stride &&
+                       in.key_layer_stride == in.z_layer_stride && in.key_stride >= kRowElements;
+    for (std::int64_t layer = 0; layer < layers; ++layer, to += rows * kRowBytes) {
+      const std::uint16_t* key = in.key + layer * in.key_layer_stride;
+      const std::uint16_t* z = in.z + layer * in.z_layer_stride;
+      absl::Status s;
+      if (whole && in.key_stride == kRowElements) {
+        s = Copy(to, key, rows * kRowBytes, cudaMemcpyHostToDevice);
+      } else if (whole) {
+        s = Copy2D(to, key, in.key_stride, kRowBytes, rows);
+      } else {
+        s = Copy2D(to, key, in.key_stride, kRowBytes / 2, rows);
+        if (s.ok()) s = Copy2D(to + kRowBytes / 2, z, in.z_stride, kRowBytes / 2, rows);
+      }
+      if (!s.ok()) return s;
+    }
+    return absl::OkStatus();
   }
 
   // The kernels' exp is the chip's; summaries are defined by the model of kernels/exp.h.
@@ -180,8 +212,10 @@ class CudaDevice final : public Device {
     }
     void AddRows(RowsView& in, std::int64_t layers, std::int64_t rows) {
       rows_ = &in;
+      layers_ = layers;
       row_count_ = rows;
-      Add(reinterpret_cast<const void**>(&in.key), layers * rows * kRowBytes);
+      rows_offset_ = bytes_;
+      bytes_ += Aligned(layers * rows * kRowBytes);
     }
     std::int64_t bytes() const { return bytes_; }
 
@@ -193,7 +227,10 @@ class CudaDevice final : public Device {
           return s;
         *a.pointer = stage + a.offset;
       }
-      *rows_ = PackedRows(rows_->key, row_count_);
+      if (rows_ == nullptr) return absl::OkStatus();
+      char* rows = stage + rows_offset_;
+      if (auto s = device.CopyRows(rows, *rows_, layers_, row_count_); !s.ok()) return s;
+      *rows_ = PackedRows(rows, row_count_);
       return absl::OkStatus();
     }
 
@@ -207,11 +244,13 @@ class CudaDevice final : public Device {
       arrays_[count_++] = {pointer, bytes_, bytes};
       bytes_ += Aligned(bytes);
     }
-    Array arrays_[5];
+    Array arrays_[4];
     int count_ = 0;
     std::int64_t bytes_ = 0;
-    RowsView* rows_ = nullptr;
+    RowsView* rows_ = nullptr;  // null: they stay where they are
+    std::int64_t layers_ = 0;
     std::int64_t row_count_ = 0;
+    std::int64_t rows_offset_ = 0;
   };
 
   static void StageArrays(StageCursor& stage, DecodeStep& s) {
@@ -236,11 +275,11 @@ class CudaDevice final : public Device {
   int Launch(const CacheView& v, const PrefillStep& s) { return kernels_.Prefill(v, s, {.stream = stream_}); }
 
   template <typename S>
-  absl::Status ApplyStep(const CacheView& view, S step) {
+  absl::Status ApplyStep(const CacheView& view, S step, RowsIn rows_in) {
     if (step.rows == 0) return absl::OkStatus();
     StageCursor cursor;
     StageArrays(cursor, step);
-    cursor.AddRows(step.in, view.layers, step.rows);
+    if (rows_in == RowsIn::kHost) cursor.AddRows(step.in, view.layers, step.rows);
     if (auto s = GrowStage(cursor.bytes()); !s.ok()) return s;
     if (auto s = cursor.Move(*this, stage_); !s.ok()) return s;
     if (auto s = Check("launch", static_cast<cudaError_t>(Launch(view, step))); !s.ok()) return s;

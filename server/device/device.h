@@ -25,8 +25,12 @@
 
 namespace kvsummary {
 
-// A validated update whose arrays and rows (PackedRows) lie in host memory.
+// A validated update. Its arrays lie in host memory.
 using Step = std::variant<DecodeStep, VerifyStep, PrefillStep>;
+
+// Where a step's rows lie: in host memory with any strides up to 2^31 - 1 bytes, or in memory of the device
+// that applies it, aligned as kernels/update.h asks.
+enum class RowsIn { kHost, kDevice };
 
 // A contiguous range of a Memory.
 struct Piece {
@@ -66,7 +70,7 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Memory>> OpenIpc(const std::string& handle, std::int64_t offset,
                                                           std::int64_t bytes);
   // (executor) Applies a step to a view of this device's memory.
-  virtual absl::Status Apply(const CacheView& view, const Step& step) = 0;
+  virtual absl::Status Apply(const CacheView& view, const Step& step, RowsIn rows_in) = 0;
   // (executor) Copies pieces of `memory` to or from contiguous host memory, in order.
   virtual absl::Status CopyOut(const Memory& memory, std::span<const Piece> pieces, char* host) = 0;
   virtual absl::Status CopyIn(Memory& memory, std::span<const Piece> pieces, const char* host) = 0;

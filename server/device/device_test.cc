@@ -98,7 +98,7 @@ class FaultyDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind) override {
     return AllocateHostMemory(bytes);
   }
-  absl::Status Apply(const CacheView&, const Step&) override { return Broken("lost"); }
+  absl::Status Apply(const CacheView&, const Step&, RowsIn) override { return Broken("lost"); }
   absl::Status CopyOut(const Memory&, std::span<const Piece>, char*) override { return absl::OkStatus(); }
   absl::Status CopyIn(Memory&, std::span<const Piece>, const char*) override { return absl::OkStatus(); }
   int opened() const { return opened_; }
@@ -126,8 +126,8 @@ TEST(Device, TellsOnceThatItIsBroken) {
   int told = 0;
   device.set_on_broken([&] { ++told; });
   ASSERT_TRUE(device.Open().ok());
-  EXPECT_EQ(RefusalReason(device.Apply({}, DecodeStep{})), "DEVICE_FAILED");
-  EXPECT_EQ(RefusalReason(device.Apply({}, DecodeStep{})), "DEVICE_FAILED");
+  EXPECT_EQ(RefusalReason(device.Apply({}, DecodeStep{}, RowsIn::kHost)), "DEVICE_FAILED");
+  EXPECT_EQ(RefusalReason(device.Apply({}, DecodeStep{}, RowsIn::kHost)), "DEVICE_FAILED");
   EXPECT_EQ(told, 1);
   EXPECT_EQ(RefusalReason(device.health()), "DEVICE_FAILED");
   device.set_on_broken([&] { ++told; });  // late: told at once

@@ -16,7 +16,7 @@ class HostDevice final : public Device {
     return AllocateHostMemory(bytes);
   }
 
-  absl::Status Apply(const CacheView& view, const Step& step) override {
+  absl::Status Apply(const CacheView& view, const Step& step, RowsIn /*rows_in*/) override {
     struct Run {
       const UpdateKernels& kernels;
       const CacheView& view;

@@ -53,7 +53,7 @@ class BreakableDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind) override {
     return AllocateHostMemory(bytes);
   }
-  absl::Status Apply(const CacheView&, const Step&) override { return Broken("fell off the bus"); }
+  absl::Status Apply(const CacheView&, const Step&, RowsIn) override { return Broken("fell off the bus"); }
   absl::Status CopyOut(const Memory&, std::span<const Piece>, char*) override { return absl::OkStatus(); }
   absl::Status CopyIn(Memory&, std::span<const Piece>, const char*) override { return absl::OkStatus(); }
 
