@@ -37,6 +37,11 @@ absl::Status Refuse(Reason reason, std::string_view field, std::string_view mess
   return status;
 }
 
+absl::Status AtField(absl::Status refusal, std::string_view field) {
+  refusal.SetPayload(kFieldUrl, absl::Cord(ToAbsl(field)));
+  return refusal;
+}
+
 std::string RefusalReason(const absl::Status& status) { return Payload(status, kReasonUrl); }
 std::string RefusalField(const absl::Status& status) { return Payload(status, kFieldUrl); }
 

@@ -91,6 +91,9 @@ std::string_view ReasonName(Reason reason);
 // empty.
 absl::Status Refuse(Reason reason, std::string_view field, std::string_view message);
 
+// The same refusal, said of another field.
+absl::Status AtField(absl::Status refusal, std::string_view field);
+
 // The name of a status's reason, and its field; empty when Refuse did not make it.
 std::string RefusalReason(const absl::Status& status);
 std::string RefusalField(const absl::Status& status);

@@ -14,6 +14,7 @@
 #include "server/ops/stats.h"
 #include "server/session/session.h"
 #include "server/session/tickets.h"
+#include "server/session/waits.h"
 
 namespace kvsummary {
 
@@ -92,6 +93,7 @@ struct ServiceContext {
   Tickets& tickets;
   SessionStreams& streams;
   const std::string& descriptor_socket;  // its path; empty: there is none
+  Waits& waits;
 };
 
 }  // namespace kvsummary

@@ -57,14 +57,16 @@ void SetKeepalive(grpc::ServerBuilder& builder, std::chrono::milliseconds keepal
 }  // namespace
 
 struct Server::Impl {
-  explicit Impl(CacheManager& caches)
-      : context{.caches = caches,
+  Impl(const Options& options, CacheManager& caches)
+      : waits(options.waits),
+        context{.caches = caches,
                 .stats = stats,
                 .drain = drain,
                 .sessions = sessions,
                 .tickets = tickets,
                 .streams = streams,
-                .descriptor_socket = descriptor_socket} {}
+                .descriptor_socket = descriptor_socket,
+                .waits = waits} {}
 
   Stats stats;
   class Drain drain;
@@ -72,6 +74,7 @@ struct Server::Impl {
   Tickets tickets;
   SessionStreams streams;
   std::string descriptor_socket;  // its path, set before any service is made
+  Waits waits;
   ServiceContext context;
   std::vector<SocketLock> locks;
   std::vector<std::unique_ptr<grpc::Service>> services;
@@ -85,7 +88,7 @@ Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, CacheManager& caches) {
   InstallPlugins();
-  auto impl = std::make_unique<Impl>(caches);
+  auto impl = std::make_unique<Impl>(options, caches);
   std::vector<ListenAddress> addresses;
   impl->descriptor_socket = options.descriptor_socket;
   for (const std::string& text : options.listen) {

@@ -11,6 +11,7 @@
 #include "server/memory/socket_file.h"
 #include "server/ops/stats.h"
 #include "server/session/session.h"
+#include "server/session/waits.h"
 
 namespace kvsummary {
 
@@ -28,6 +29,7 @@ class Server {
     // A peer is pinged when nothing has come from it for this long, and is gone when it does not answer in as
     // long again: so the session of a host that has vanished ends after twice this time.
     std::chrono::milliseconds keepalive{4500};
+    Waits::Options waits = {};
   };
 
   // Listens on every address, or on none and says why. Unix sockets are made with mode 0600 before they get
