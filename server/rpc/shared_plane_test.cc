@@ -290,10 +290,16 @@ class SharedPlaneTest : public ::testing::Test {
     return std::async(std::launch::async, [this, request] { return Send(request); });
   }
 
-  // Returns once the daemon waits for a counter of the worker's: its buffer is then held by the session, by
-  // the worker and by the wait.
-  static void UntilWaiting(const Worker& worker, long waits = 1) {
-    while (worker.buffer.use_count() != 2 + waits) std::this_thread::yield();
+  template <typename T>
+  static bool Pending(const std::future<T>& future) {
+    return future.wait_for(std::chrono::seconds(0)) == std::future_status::timeout;
+  }
+
+  // Returns once the daemon holds the worker's buffer so many times, beside its session. What waits holds it
+  // for its ready counter, its done counter, and for the wait.
+  static constexpr long kWaiting = 3;
+  static void UntilHeld(const Worker& worker, long times) {
+    while (worker.buffer.use_count() != 2 + times) std::this_thread::yield();
   }
 
   std::string dir_ = "/tmp/kvs-XXXXXX";
@@ -350,7 +356,7 @@ TEST_F(SharedPlaneTest, NothingIsReadBeforeReadyAndDoneComesAfterAll) {
   const std::int64_t slot = std::exchange(*worker_.buffer->at<std::int64_t>(kSlots), 3);
   worker_.buffer->Set(kReady, 6);
   auto call = SendAsync(request);
-  UntilWaiting(worker_, 2);  // ready and done
+  UntilHeld(worker_, kWaiting);
   EXPECT_EQ(worker_.buffer->Get(kDone), 0u);
   std::memcpy(worker_.buffer->data() + kRows, rows.data(), rows.size());
   *worker_.buffer->at<std::int64_t>(kSlots) = slot;
@@ -372,6 +378,7 @@ TEST_F(SharedPlaneTest, ARefusedStepLeavesDoneAlone) {
 TEST_F(SharedPlaneTest, ArraysThatChangeAfterTheirCheckChangeNothing) {
   ASSERT_TRUE(Send(Prefill(21, 1)).ok());
   const auto request = Ordered(Shared(Prefill(21, 1), worker_), worker_, 1);
+  worker_.buffer->Set(kReady, 1);
   // The device is busy, so the step is checked and queued but not yet applied.
   std::promise<void> entered;
   std::promise<void> release;
@@ -384,9 +391,7 @@ TEST_F(SharedPlaneTest, ArraysThatChangeAfterTheirCheckChangeNothing) {
                   .ok());
   entered.get_future().wait();
   auto call = SendAsync(request);
-  UntilWaiting(worker_, 2);
-  worker_.buffer->Set(kReady, 1);
-  UntilWaiting(worker_, 3);  // ready, done, and the rows: it has been checked
+  UntilHeld(worker_, 3);  // ready, done, and the rows: the arrays have been copied
   for (const auto offset : {kSlots, kPositions, kBases}) {
     for (int i = 0; i < 21; ++i) worker_.buffer->at<std::int64_t>(offset)[i] = INT64_MAX - i;
   }
@@ -398,32 +403,32 @@ TEST_F(SharedPlaneTest, ArraysThatChangeAfterTheirCheckChangeNothing) {
 
 TEST_F(SharedPlaneTest, AWaitEndsAtTheLimit) {
   auto call = SendAsync(Ordered(Shared(Decode(0, 1), worker_), worker_, 1));
-  UntilWaiting(worker_, 2);
-  seconds_ += 60;
+  UntilHeld(worker_, kWaiting);
+  while (Pending(call)) seconds_ += 60;
   const auto status = call.get();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(Details(status), "WAIT_TIMEOUT shared.ready");
-  UntilWaiting(worker_, 0);
+  UntilHeld(worker_, 0);
 }
 
 TEST_F(SharedPlaneTest, AWaitEndsWithItsCall) {
   grpc::ClientContext context;
   auto call = std::async(std::launch::async,
                          [&] { return Send(&context, Ordered(Shared(Decode(0, 1), worker_), worker_, 1)); });
-  UntilWaiting(worker_, 2);
+  UntilHeld(worker_, kWaiting);
   context.TryCancel();
   EXPECT_EQ(call.get().error_code(), grpc::StatusCode::CANCELLED);
-  UntilWaiting(worker_, 0);
+  UntilHeld(worker_, 0);
   grpc::ClientContext brief;
   brief.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
   EXPECT_EQ(Send(&brief, Ordered(Shared(Decode(0, 1), worker_), worker_, 1)).error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
-  UntilWaiting(worker_, 0);
+  UntilHeld(worker_, 0);
 }
 
 TEST_F(SharedPlaneTest, AWaitEndsWithItsSession) {
   auto call = SendAsync(Ordered(Shared(Decode(0, 1), worker_), worker_, 1));
-  UntilWaiting(worker_, 2);
+  UntilHeld(worker_, kWaiting);
   server_->sessions().End(worker_.session);
   const auto status = call.get();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
@@ -436,7 +441,7 @@ TEST_F(SharedPlaneTest, AStepThatIsQueuedWhenItsSessionEndsIsNotApplied) {
   std::promise<void> release;
   ASSERT_TRUE(caches_->devices()[0]->executor().Submit([&] { release.get_future().wait(); }).ok());
   auto call = SendAsync(Shared(Prefill(21, 1), worker_));
-  UntilWaiting(worker_, 1);  // the rows
+  UntilHeld(worker_, 1);  // the rows
   server_->sessions().End(worker_.session);
   EXPECT_EQ(worker_.buffer.use_count(), 2);  // not taken from under the step
   release.set_value();
@@ -447,13 +452,13 @@ TEST_F(SharedPlaneTest, AStepThatIsQueuedWhenItsSessionEndsIsNotApplied) {
 
 TEST_F(SharedPlaneTest, AWorkerThatDiesBetweenAnnouncedAndReadyStopsNobody) {
   auto dead = SendAsync(Ordered(Shared(Decode(0, 1), worker_), worker_, 1));
-  UntilWaiting(worker_, 2);
+  UntilHeld(worker_, kWaiting);
   const auto other = Open("other");
   ASSERT_TRUE(Send(Prefill(21, 1)).ok());
   other.buffer->Set(kReady, 1);
   EXPECT_TRUE(Send(Ordered(Shared(Prefill(21, 1), other), other, 1)).ok());
   auto later = SendAsync(Ordered(Shared(Decode(21, 2), other), other, 2));
-  UntilWaiting(other, 2);
+  UntilHeld(other, kWaiting);
   other.buffer->Set(kReady, 2);
   EXPECT_TRUE(later.get().ok());
   EXPECT_TRUE(Send(Decode(21, 2)).ok());
@@ -465,9 +470,11 @@ TEST_F(SharedPlaneTest, AWorkerThatDiesBetweenAnnouncedAndReadyStopsNobody) {
 TEST_F(SharedPlaneTest, WaitsOfASessionAreBounded) {
   const auto request = Ordered(Shared(Decode(0, 1), worker_), worker_, 1);
   std::vector<std::future<grpc::Status>> calls;
-  for (int i = 0; i < 4; ++i) calls.push_back(SendAsync(request));
-  UntilWaiting(worker_, 8);
-  const auto status = Send(request);
+  for (int i = 0; i < 5; ++i) calls.push_back(SendAsync(request));
+  std::size_t refused = 0;
+  while (Pending(calls[refused])) refused = (refused + 1) % calls.size();
+  const auto status = calls[refused].get();
+  calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(refused));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(Details(status), "SESSION_LIMIT shared.ready");
   worker_.buffer->Set(kReady, 1);
@@ -559,7 +566,7 @@ TEST_F(SharedPlaneTest, AWaitingStepHoldsBackItsStreamAndOnlyThat) {
   *message.mutable_decode() = Ordered(Shared(Decode(5, 5), worker_), worker_, 1);
   ASSERT_TRUE(stream->Write(message));
   for (int p = 6; p < 24; ++p) ASSERT_TRUE(stream->Write(inline_step(p)));
-  UntilWaiting(worker_, 2);
+  UntilHeld(worker_, kWaiting);
   // Other calls go on, on this cache too.
   EXPECT_EQ(Snapshot(shared_), before);
   EXPECT_EQ(worker_.buffer->Get(kDone), 0u);
@@ -584,9 +591,10 @@ TEST_F(SharedPlaneTest, AStreamEndsAtAWaitThatTimesOutOrIsCancelled) {
     ASSERT_TRUE(stream->Write(message));
     *message.mutable_decode() = Shared(Decode(1, 1), worker_);
     ASSERT_TRUE(stream->Write(message));
-    UntilWaiting(worker_, 2);
-    seconds_ += 60;
-    EXPECT_FALSE(stream->Read(&reply));
+    UntilHeld(worker_, kWaiting);
+    auto ended = std::async(std::launch::async, [&] { return !stream->Read(&reply); });
+    while (Pending(ended)) seconds_ += 60;
+    EXPECT_TRUE(ended.get());
     EXPECT_EQ(Details(stream->Finish()), "WAIT_TIMEOUT shared.ready");
   }
   {
@@ -594,11 +602,11 @@ TEST_F(SharedPlaneTest, AStreamEndsAtAWaitThatTimesOutOrIsCancelled) {
     auto stream = stub_->StreamUpdates(&context);
     *message.mutable_decode() = Ordered(Shared(Decode(0, 1), worker_), worker_, 1);
     ASSERT_TRUE(stream->Write(message));
-    UntilWaiting(worker_, 2);
+    UntilHeld(worker_, kWaiting);
     context.TryCancel();
     EXPECT_FALSE(stream->Read(&reply));
     EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
-    UntilWaiting(worker_, 0);
+    UntilHeld(worker_, 0);
   }
   EXPECT_EQ(Snapshot(shared_), before);
 }
@@ -609,7 +617,7 @@ TEST_F(SharedPlaneTest, DrainEndsAStreamThatWaits) {
   v1::StreamUpdatesRequest message;
   *message.mutable_decode() = Ordered(Shared(Decode(0, 1), worker_), worker_, 1);
   ASSERT_TRUE(stream->Write(message));
-  UntilWaiting(worker_, 2);
+  UntilHeld(worker_, kWaiting);
   server_->Drain(std::chrono::minutes(1));  // returns long before
   v1::StreamUpdatesResponse reply;
   EXPECT_FALSE(stream->Read(&reply));
@@ -638,14 +646,13 @@ TEST_F(SharedPlaneTest, AStepOfManyRowsIsCheckedElsewhere) {
   rows->set_row_stride_bytes(512);
   *shared->mutable_ready() = At(worker_, kReady, 1);
   auto call = SendAsync(request);
-  UntilWaiting(worker_, 1);
+  UntilHeld(worker_, kWaiting - 1);
   worker_.buffer->Set(kReady, 1);
   EXPECT_EQ(Details(call.get()), "BUFFER_RANGE rows.reference.key_offset_bytes");
   shared->mutable_ready()->set_value(2);
   request.mutable_rows()->set_inline_(std::string(kCount * kRowBytes, 0));
-  // Inline rows are above gRPC's default for clients' answers, not for requests.
   call = SendAsync(request);
-  UntilWaiting(worker_, 1);
+  UntilHeld(worker_, kWaiting - 1);
   worker_.buffer->Set(kReady, 2);
   EXPECT_TRUE(call.get().ok());
 }
