@@ -4,7 +4,7 @@
 #   tests/gpu/run.sh FOLDER
 #
 # FOLDER holds binaries built with --config=portable, plain or as NAME.xz: gpu_check, gpu_copy_check,
-# summaryd, summaryctl.
+# gpu_device_check, summaryd, summaryctl.
 # Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
 # `N passed, N failed`.
 set -u
@@ -61,6 +61,7 @@ daemon=
 step gpu_check timeout 300 "$work/gpu_check"
 step memcheck sanitize memcheck
 step racecheck sanitize racecheck
+step gpu_device_check timeout 120 "$work/gpu_device_check"
 step gpu_copy_check timeout 120 "$work/gpu_copy_check"
 step copy_memcheck sanitize memcheck gpu_copy_check
 step copy_racecheck sanitize racecheck gpu_copy_check
