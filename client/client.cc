@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/client_impl.h"
 #include "client/status.h"
+#include "client/unary_call.h"
 #include "client/update_message.h"
 
 namespace kvsummary {
@@ -27,31 +28,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
-
-Cache FromProto(const v1::CacheInfo& info) {
-  const v1::CacheGeometry& g = info.geometry();
-  return {.name = info.cache().name(),
-          .generation = info.cache().generation(),
-          .device = info.device(),
-          .geometry = {.layers = g.layers(),
-                       .blocks = g.blocks(),
-                       .block_size = g.block_size(),
-                       .block_stride = g.block_stride(),
-                       .ring_blocks = g.ring_blocks(),
-                       .capacity = g.capacity(),
-                       .rows_per_layer = g.rows_per_layer(),
-                       .k = g.k()}};
-}
-
-// Calls `method` of `stub` within the deadline.
-template <typename Stub, typename Request, typename Response>
-absl::Status Call(const Client::Options& options, Stub& stub,
-                  grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                  const Request& request, Response* response) {
-  grpc::ClientContext context;
-  context.set_deadline(DeadlineOf(options));
-  return FromGrpc((stub.*method)(&context, request, response));
 }
 
 absl::StatusOr<v1::UpdateResult> SendUpdate(const Client::Options& options, v1::UpdateService::Stub& stub,
@@ -95,6 +71,38 @@ absl::StatusOr<UpdateResult> Update(const Client::Options& options, v1::UpdateSe
 }
 
 }  // namespace
+
+Cache FromProto(const v1::CacheInfo& info) {
+  const v1::CacheGeometry& g = info.geometry();
+  return {.name = info.cache().name(),
+          .generation = info.cache().generation(),
+          .device = info.device(),
+          .geometry = {.layers = g.layers(),
+                       .blocks = g.blocks(),
+                       .block_size = g.block_size(),
+                       .block_stride = g.block_stride(),
+                       .ring_blocks = g.ring_blocks(),
+                       .capacity = g.capacity(),
+                       .rows_per_layer = g.rows_per_layer(),
+                       .k = g.k()}};
+}
+
+v1::CreateCacheRequest MakeCreateRequest(const std::string& name, const std::string& device,
+                                         const CacheGeometry& geometry) {
+  v1::CreateCacheRequest request;
+  request.set_name(name);
+  request.set_device(device);
+  v1::CacheGeometry* g = request.mutable_geometry();
+  g->set_layers(geometry.layers);
+  g->set_blocks(geometry.blocks);
+  g->set_block_size(geometry.block_size);
+  g->set_block_stride(geometry.block_stride);
+  g->set_ring_blocks(geometry.ring_blocks);
+  g->set_capacity(geometry.capacity);
+  g->set_rows_per_layer(geometry.rows_per_layer);
+  g->set_k(geometry.k);
+  return request;
+}
 
 std::chrono::system_clock::time_point DeadlineOf(const Client::Options& options) {
   return std::chrono::system_clock::now() + options.timeout;
@@ -149,21 +157,9 @@ absl::StatusOr<ServerInfo> Client::GetServerInfo() {
 
 absl::StatusOr<Cache> Client::CreateCache(const std::string& name, const std::string& device,
                                           const CacheGeometry& geometry) {
-  v1::CreateCacheRequest request;
-  request.set_name(name);
-  request.set_device(device);
-  v1::CacheGeometry* g = request.mutable_geometry();
-  g->set_layers(geometry.layers);
-  g->set_blocks(geometry.blocks);
-  g->set_block_size(geometry.block_size);
-  g->set_block_stride(geometry.block_stride);
-  g->set_ring_blocks(geometry.ring_blocks);
-  g->set_capacity(geometry.capacity);
-  g->set_rows_per_layer(geometry.rows_per_layer);
-  g->set_k(geometry.k);
   v1::CreateCacheResponse response;
-  const auto status =
-      Call(impl_->options, impl_->caches, &v1::CacheService::Stub::CreateCache, request, &response);
+  const auto status = Call(impl_->options, impl_->caches, &v1::CacheService::Stub::CreateCache,
+                           MakeCreateRequest(name, device, geometry), &response);
   if (!status.ok()) return status;
   return FromProto(response.info());
 }
@@ -186,6 +182,26 @@ absl::StatusOr<std::vector<Cache>> Client::ListCaches() {
   std::vector<Cache> caches;
   for (const auto& info : response.caches()) caches.push_back(FromProto(info));
   return caches;
+}
+
+absl::StatusOr<std::vector<SessionSummary>> Client::ListSessions() {
+  v1::ListSessionsResponse response;
+  const auto status = Call(impl_->options, impl_->admin, &v1::AdminService::Stub::ListSessions,
+                           v1::ListSessionsRequest(), &response);
+  if (!status.ok()) return status;
+  std::vector<SessionSummary> sessions;
+  for (const auto& s : response.sessions()) {
+    sessions.push_back({.name = s.name(),
+                        .number = s.number(),
+                        .age_seconds = s.age_seconds(),
+                        .caches = {s.caches().begin(), s.caches().end()},
+                        .mapped_caches = {s.mapped_caches().begin(), s.mapped_caches().end()},
+                        .tickets = s.tickets(),
+                        .buffers = s.buffers(),
+                        .buffer_bytes = s.buffer_bytes(),
+                        .waits = s.waits()});
+  }
+  return sessions;
 }
 
 absl::Status Client::DeleteCache(const Cache& cache) {

@@ -81,6 +81,19 @@ struct ServerInfo {
   std::vector<DeviceInfo> devices;
 };
 
+// What a session holds, as AdminService.ListSessions tells it.
+struct SessionSummary {
+  std::string name;
+  std::uint64_t number = 0;  // in the order of opening, from 1
+  double age_seconds = 0;
+  std::vector<std::string> caches, mapped_caches;
+  std::int64_t tickets = 0;  // not redeemed yet
+  std::int64_t buffers = 0, buffer_bytes = 0;
+  std::int64_t waits = 0;  // updates that wait for a counter
+};
+
+class ClientSession;  // client/session.h
+
 class Client {
  public:
   struct Options {
@@ -144,7 +157,13 @@ class Client {
   };
   std::unique_ptr<UpdateStream> OpenUpdateStream();
 
+  // Opens a session; `name` is for people. What can be done with it is in client/session.h.
+  absl::StatusOr<std::unique_ptr<ClientSession>> OpenSession(const std::string& name);
+  // Every live session, oldest first.
+  absl::StatusOr<std::vector<SessionSummary>> ListSessions();
+
  private:
+  friend class ClientSession;
   struct Impl;
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

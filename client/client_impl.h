@@ -5,10 +5,12 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "client/client.h"
 #include "kvsummary/v1/admin.grpc.pb.h"
 #include "kvsummary/v1/cache.grpc.pb.h"
+#include "kvsummary/v1/session.grpc.pb.h"
 #include "kvsummary/v1/update.grpc.pb.h"
 
 namespace kvsummary {
@@ -16,17 +18,23 @@ namespace kvsummary {
 // Of a message that is sent now.
 std::chrono::system_clock::time_point DeadlineOf(const Client::Options& options);
 
+Cache FromProto(const v1::CacheInfo& info);
+v1::CreateCacheRequest MakeCreateRequest(const std::string& name, const std::string& device,
+                                         const CacheGeometry& geometry);
+
 struct Client::Impl {
   Impl(const std::shared_ptr<grpc::Channel>& channel, const Options& client_options)
       : options(client_options),
         caches(channel),
         updates(v1::UpdateService::NewStub(channel)),
-        admin(channel) {}
+        admin(channel),
+        sessions(channel) {}
 
   const Options options;
   v1::CacheService::Stub caches;
   const std::shared_ptr<v1::UpdateService::Stub> updates;  // shared: streams may outlive the client
   v1::AdminService::Stub admin;
+  v1::SessionService::Stub sessions;
 };
 
 }  // namespace kvsummary

@@ -26,6 +26,13 @@ void SetDetail(const Detail& detail, absl::Status& status) {
   status.SetPayload(TypeUrl<Detail>(), absl::Cord(detail.SerializeAsString()));
 }
 
+void SetReason(const std::string& reason, absl::Status& status) {
+  google::rpc::ErrorInfo info;
+  info.set_domain("kvsummary");
+  info.set_reason(reason);
+  SetDetail(info, status);
+}
+
 // The default message when there is no such payload, or none that parses.
 template <typename Detail>
 Detail GetDetail(const absl::Status& status) {
@@ -48,13 +55,17 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return result;
 }
 
+absl::Status FromPlain(const PlainStatus& status) {
+  if (status.ok()) return absl::OkStatus();
+  absl::Status result(static_cast<absl::StatusCode>(status.code), status.message);
+  if (!status.reason.empty()) SetReason(status.reason, result);
+  return result;
+}
+
 absl::Status MakeError(absl::StatusCode code, const std::string& message, const std::string& reason,
                        const std::string& field) {
   absl::Status status(code, message);
-  google::rpc::ErrorInfo info;
-  info.set_domain("kvsummary");
-  info.set_reason(reason);
-  SetDetail(info, status);
+  SetReason(reason, status);
   google::rpc::BadRequest request;
   auto* violation = request.add_field_violations();
   violation->set_field(field);

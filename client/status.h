@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "client/plain_status.h"
 
 namespace grpc {
 class Status;
@@ -16,6 +17,9 @@ namespace kvsummary {
 
 // Same code and message. Details that do not parse are dropped, the code and the message stay.
 absl::Status FromGrpc(const grpc::Status& status);
+
+// The status of what has no Abseil, in the daemon's form.
+absl::Status FromPlain(const PlainStatus& status);
 
 // An error that the client finds itself, in the daemon's form: reason without its ERROR_REASON_ prefix.
 absl::Status MakeError(absl::StatusCode code, const std::string& message, const std::string& reason,

@@ -1,0 +1,46 @@
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "client/step_memory.h"
+
+namespace kvsummary {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+class HostStepMemory final : public StepMemory {
+ public:
+  ~HostStepMemory() override { std::free(data_); }
+  void* stream() const override { return nullptr; }
+  absl::StatusOr<char*> Reserve(std::int64_t bytes) override {
+    if (bytes > bytes_) {
+      std::free(data_);
+      bytes_ = 0;
+      const std::size_t size = (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+      data_ = static_cast<char*>(std::aligned_alloc(kAlignment, size));
+      if (data_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes for a step"));
+      bytes_ = bytes;
+    }
+    return data_;
+  }
+  absl::Status Write(char* to, const void* host, std::int64_t bytes) override {
+    std::memcpy(to, host, static_cast<std::size_t>(bytes));
+    return absl::OkStatus();
+  }
+  absl::Status Read(void* host, const char* from, std::int64_t bytes) override {
+    std::memcpy(host, from, static_cast<std::size_t>(bytes));
+    return absl::OkStatus();
+  }
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+ private:
+  char* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<StepMemory> MakeHostStepMemory() { return std::make_unique<HostStepMemory>(); }
+
+}  // namespace kvsummary
