@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "client/client.h"
 #include "client/status.h"
@@ -32,6 +33,22 @@ void PrintCaches(const std::vector<Cache>& caches) {
     absl::PrintF("%-*s %16d %-8s %7d %10d %10d %12d %11d %8d %14d %3d %12s\n", width, cache.name,
                  cache.generation, cache.device, g.layers, g.blocks, g.block_size, g.block_stride,
                  g.ring_blocks, g.capacity, g.rows_per_block(), g.k, FormatBytes(g.total_bytes()));
+  }
+}
+
+std::string JoinedOrDash(const std::vector<std::string>& names) {
+  return names.empty() ? "-" : absl::StrJoin(names, ",");
+}
+
+void PrintSessions(const std::vector<SessionSummary>& sessions) {
+  int width = 4;
+  for (const SessionSummary& s : sessions) width = std::max(width, static_cast<int>(s.name.size()));
+  absl::PrintF("%7s %-*s %10s %8s %8s %12s %6s  %s\n", "SESSION", width, "NAME", "AGE", "TICKETS", "BUFFERS",
+               "BYTES", "WAITS", "CACHES (MAPPED)");
+  for (const SessionSummary& s : sessions) {
+    absl::PrintF("%7d %-*s %8.1f s %8d %8d %12s %6d  %s (%s)\n", s.number, width, s.name, s.age_seconds,
+                 s.tickets, s.buffers, FormatBytes(s.buffer_bytes), s.waits, JoinedOrDash(s.caches),
+                 JoinedOrDash(s.mapped_caches));
   }
 }
 
@@ -148,6 +165,15 @@ int RunCaches(const Invocation& invocation) {
   const auto caches = (*client)->ListCaches();
   if (!caches.ok()) return Fail(caches.status());
   PrintCaches(*caches);
+  return FlushOutput(0);
+}
+
+int RunSessions(const Invocation& invocation) {
+  const auto client = Client::Connect(invocation.Address());
+  if (!client.ok()) return Fail(client.status());
+  const auto sessions = (*client)->ListSessions();
+  if (!sessions.ok()) return Fail(sessions.status());
+  PrintSessions(*sessions);
   return FlushOutput(0);
 }
 

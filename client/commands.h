@@ -17,6 +17,7 @@ int Fail(const absl::Status& status);
 int FlushOutput(int code);
 
 int RunPing(const Invocation& invocation);
+int RunSessions(const Invocation& invocation);
 int RunCaches(const Invocation& invocation);
 int RunCreateCache(const Invocation& invocation);
 int RunDeleteCache(const Invocation& invocation);

@@ -69,10 +69,11 @@ std::vector<std::int64_t> Range(std::int64_t first, std::int64_t end) {
 // A case and a cache, with the client-side copy of backing and ring in the case's own layout.
 class CaseRun {
  public:
-  CaseRun(Client& client, const GoldenCase& golden, Cache cache)
+  CaseRun(Client& client, const GoldenCase& golden, Plane& plane)
       : client_(client),
         golden_(golden),
-        cache_(std::move(cache)),
+        plane_(plane),
+        cache_(plane.cache()),
         backing_(golden.initial_backing),
         ring_(golden.initial_ring) {}
 
@@ -144,27 +145,25 @@ class CaseRun {
     const LayerSpan layer{kCaseLayer, 1};
     switch (step.kind) {
       case GoldenStep::Kind::kDecode:
-        return client_
-            .Decode(cache_, layer,
+        return plane_
+            .Decode(layer,
                     {.slots = step.slots, .positions = step.positions, .ring_bases = bases, .rows = rows})
             .status();
       case GoldenStep::Kind::kVerify:
-        return client_
-            .Verify(cache_, layer,
-                    {.slots = step.slots,
-                     .query_start_loc = step.query_start_loc,
-                     .seq_lens = step.seq_lens,
-                     .ring_bases = bases,
-                     .rows = rows})
+        return plane_
+            .Verify(layer, {.slots = step.slots,
+                            .query_start_loc = step.query_start_loc,
+                            .seq_lens = step.seq_lens,
+                            .ring_bases = bases,
+                            .rows = rows})
             .status();
       case GoldenStep::Kind::kPrefill:
-        return client_
-            .Prefill(cache_, layer,
-                     {.slots = step.slots,
-                      .positions = step.positions,
-                      .query_start_loc = step.query_start_loc,
-                      .ring_bases = bases,
-                      .rows = rows})
+        return plane_
+            .Prefill(layer, {.slots = step.slots,
+                             .positions = step.positions,
+                             .query_start_loc = step.query_start_loc,
+                             .ring_bases = bases,
+                             .rows = rows})
             .status();
     }
     return absl::InternalError("a step of no kind");
@@ -223,7 +222,8 @@ class CaseRun {
 
   Client& client_;
   const GoldenCase& golden_;
-  const Cache cache_;
+  Plane& plane_;
+  const Cache& cache_;
   std::vector<std::uint8_t> backing_;
   std::vector<std::uint16_t> ring_;
 };
@@ -234,21 +234,22 @@ void Tell(const std::string& where, const absl::Status& status) {
 
 }  // namespace
 
-ConformanceCount RunGoldenFile(Client& client, const std::string& device, const std::string& path) {
+ConformanceCount RunGoldenFile(Client& client, PlaneKind kind, const std::string& device,
+                               const std::string& path) {
   const auto golden = ReadGolden(path);
   if (!golden.ok()) {
     Tell(path, golden.status());
     return {.failed = 1};
   }
   const ConformanceCount all_failed{.failed = std::max<std::int64_t>(std::ssize(golden->steps), 1)};
-  const auto cache = client.CreateCache(absl::StrCat("conformance/", getpid(), "/", golden->name), device,
-                                        GeometryOf(*golden));
-  if (!cache.ok()) {
-    Tell(path, cache.status());
+  const auto plane = Plane::Create(kind, client, absl::StrCat("conformance/", getpid(), "/", golden->name),
+                                   device, GeometryOf(*golden));
+  if (!plane.ok()) {
+    Tell(path, plane.status());
     return all_failed;
   }
   ConformanceCount count;
-  CaseRun run(client, *golden, *cache);
+  CaseRun run(client, *golden, **plane);
   if (auto status = run.WriteInitial(); !status.ok()) {
     Tell(path, status);
     count = all_failed;
@@ -261,7 +262,7 @@ ConformanceCount RunGoldenFile(Client& client, const std::string& device, const 
       if (!status.ok()) Tell(absl::StrCat(path, " step ", i, " (", GoldenKindName(step.kind), ")"), status);
     }
   }
-  if (auto status = client.DeleteCache(*cache); !status.ok()) {
+  if (auto status = (*plane)->Delete(); !status.ok()) {
     Tell(absl::StrCat(path, ", deleting its cache"), status);
     ++count.failed;
   }
@@ -271,9 +272,10 @@ ConformanceCount RunGoldenFile(Client& client, const std::string& device, const 
 int RunConformance(const Invocation& invocation) {
   const auto client = Client::Connect(invocation.Address());
   if (!client.ok()) return Fail(client.status());
+  const PlaneKind plane = *ParsePlane(invocation.Text("plane"));
   ConformanceCount sum;
   for (const std::string& path : invocation.files) {
-    const ConformanceCount count = RunGoldenFile(**client, invocation.Text("device"), path);
+    const ConformanceCount count = RunGoldenFile(**client, plane, invocation.Text("device"), path);
     absl::PrintF("%s: %d passed, %d failed\n", path, count.passed, count.failed);
     sum.passed += count.passed;
     sum.failed += count.failed;

@@ -54,6 +54,11 @@ class CudaStepMemory final : public StepMemory {
   absl::Status Read(void* host, const char* from, std::int64_t bytes) override {
     return Copy(host, from, bytes, cudaMemcpyDeviceToHost);
   }
+  absl::StatusOr<std::string> IpcHandle() const override {
+    cudaIpcMemHandle_t handle;
+    if (auto s = Check("cudaIpcGetMemHandle", cudaIpcGetMemHandle(&handle, data_)); !s.ok()) return s;
+    return std::string(handle.reserved, sizeof(handle.reserved));
+  }
   absl::Status Synchronize() override {
     return Check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
   }
@@ -86,8 +91,9 @@ absl::StatusOr<std::unique_ptr<StepMemory>> MakeCudaStepMemory(const std::string
     if (auto s = memory->Open(i); !s.ok()) return s;
     return memory;
   }
-  return FromPlain({kPlainFailedPrecondition, "DEVICE_NOT_VISIBLE",
-                   absl::StrCat(device_uuid, " is not one of the ", count, " devices that this process sees")});
+  return FromPlain(
+      {kPlainFailedPrecondition, "DEVICE_NOT_VISIBLE",
+       absl::StrCat(device_uuid, " is not one of the ", count, " devices that this process sees")});
 }
 
 }  // namespace kvsummary

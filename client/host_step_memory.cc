@@ -19,7 +19,8 @@ class HostStepMemory final : public StepMemory {
       bytes_ = 0;
       const std::size_t size = (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
       data_ = static_cast<char*>(std::aligned_alloc(kAlignment, size));
-      if (data_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes for a step"));
+      if (data_ == nullptr)
+        return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes for a step"));
       bytes_ = bytes;
     }
     return data_;
@@ -32,6 +33,7 @@ class HostStepMemory final : public StepMemory {
     std::memcpy(host, from, static_cast<std::size_t>(bytes));
     return absl::OkStatus();
   }
+  absl::StatusOr<std::string> IpcHandle() const override { return std::string(); }
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
  private:

@@ -7,7 +7,7 @@ namespace kvsummary {
 
 absl::StatusOr<std::unique_ptr<StepMemory>> MakeCudaStepMemory(const std::string& device_uuid) {
   return FromPlain({kPlainFailedPrecondition, "DEVICE_NOT_VISIBLE",
-                   absl::StrCat("this program is built without CUDA: it cannot use ", device_uuid)});
+                    absl::StrCat("this program is built without CUDA: it cannot use ", device_uuid)});
 }
 
 }  // namespace kvsummary

@@ -1,6 +1,6 @@
 #include "client/plane.h"
 
-#include <cstring>
+#include <algorithm>
 #include <initializer_list>
 #include <span>
 #include <utility>
@@ -35,7 +35,8 @@ class Layout {
 
 class InlinePlane final : public Plane {
  public:
-  using Plane::Plane;
+  InlinePlane(Client& client, Cache cache) : Plane(client, std::move(cache)) {}
+
   absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& update) override {
     return client().Decode(cache(), layers, update);
   }
@@ -161,7 +162,8 @@ class DirectPlane final : public Plane {
     Layout layout;
     layout.Add(u.slots), layout.Add(u.positions), layout.Add(u.ring_bases), layout.Add(u.rows);
     if (status.ok()) status = Begin(layout);
-    DecodeStep step{.rows = static_cast<std::int32_t>(rows)};
+    DecodeStep step;
+    step.rows = static_cast<std::int32_t>(rows);
     PutRows(u.rows, rows, &step.in, &status);
     Put(u.slots, &step.slots, &status);
     Put(u.positions, &step.positions, &status);
@@ -181,8 +183,9 @@ class DirectPlane final : public Plane {
     layout.Add(u.slots), layout.Add(u.query_start_loc), layout.Add(u.seq_lens), layout.Add(u.ring_bases);
     layout.Add(u.rows);
     if (status.ok()) status = Begin(layout);
-    VerifyStep step{.rows = static_cast<std::int32_t>(rows),
-                    .requests = static_cast<std::int32_t>(u.seq_lens.size())};
+    VerifyStep step;
+    step.rows = static_cast<std::int32_t>(rows);
+    step.requests = static_cast<std::int32_t>(u.seq_lens.size());
     PutRows(u.rows, rows, &step.in, &status);
     Put(u.slots, &step.slots, &status);
     Put(u.query_start_loc, &step.query_start_loc, &status);
@@ -202,18 +205,18 @@ class DirectPlane final : public Plane {
   }
   absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& u) override {
     const std::size_t rows = u.slots.size();
-    auto status =
-        CheckSizes({{"positions", u.positions.size(), rows},
-                    {"ring_bases", u.ring_bases.size(), rows},
-                    {"query_start_loc", std::max<std::size_t>(u.query_start_loc.size(), 1),
-                     u.query_start_loc.size()},
-                    {"rows", u.rows.size(), RowElements(layers, rows)}});
+    auto status = CheckSizes(
+        {{"positions", u.positions.size(), rows},
+         {"ring_bases", u.ring_bases.size(), rows},
+         {"query_start_loc", u.query_start_loc.size(), std::max<std::size_t>(u.query_start_loc.size(), 1)},
+         {"rows", u.rows.size(), RowElements(layers, rows)}});
     Layout layout;
     layout.Add(u.slots), layout.Add(u.positions), layout.Add(u.query_start_loc), layout.Add(u.ring_bases);
     layout.Add(u.rows);
     if (status.ok()) status = Begin(layout);
-    PrefillStep step{.rows = static_cast<std::int32_t>(rows),
-                     .requests = static_cast<std::int32_t>(u.query_start_loc.size()) - 1};
+    PrefillStep step;
+    step.rows = static_cast<std::int32_t>(rows);
+    step.requests = static_cast<std::int32_t>(u.query_start_loc.size()) - 1;
     PutRows(u.rows, rows, &step.in, &status);
     Put(u.slots, &step.slots, &status);
     Put(u.positions, &step.positions, &status);
@@ -302,6 +305,11 @@ absl::StatusOr<PlaneKind> ParsePlane(const std::string& name) {
   if (name == "shared") return PlaneKind::kShared;
   if (name == "direct") return PlaneKind::kDirect;
   return absl::InvalidArgumentError("planes are inline, shared and direct");
+}
+
+Flag PlaneFlag() {
+  return {"plane", "PLANE", "inline", "inline, shared or direct: how rows get to the cache",
+          [](const std::string& value) { return ParsePlane(value).status(); }};
 }
 
 absl::StatusOr<std::unique_ptr<Plane>> Plane::Create(PlaneKind kind, Client& client, const std::string& name,

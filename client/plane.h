@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "client/command_line.h"
 #include "client/direct/kvsummary.h"
 #include "client/session.h"
 
@@ -22,19 +23,22 @@ enum class PlaneKind { kInline, kShared, kDirect };
 // "inline", "shared" or "direct".
 absl::StatusOr<PlaneKind> ParsePlane(const std::string& name);
 
+// --plane, of commands that make updates.
+Flag PlaneFlag();
+
 // A cache made for one plane, and its updates by it. Not thread-safe. The client must outlive it.
 class Plane {
  public:
-  // Makes the cache as Client::CreateCache does; on the inline plane it is the operator's, else of a session that
-  // the plane opens.
+  // Makes the cache as Client::CreateCache does; on the inline plane it is the operator's, else of a session
+  // that the plane opens.
   static absl::StatusOr<std::unique_ptr<Plane>> Create(PlaneKind kind, Client& client,
                                                        const std::string& name, const std::string& device,
                                                        const CacheGeometry& geometry);
   virtual ~Plane() = default;
 
   const Cache& cache() const { return cache_; }
-  // Results are those of Client's calls. On the direct plane nobody checks the arrays but the kernels: rows that
-  // they skip are an INVALID_ARGUMENT after the others have been applied.
+  // Results are those of Client's calls. On the direct plane nobody checks the arrays but the kernels: rows
+  // that they skip are an INVALID_ARGUMENT after the others have been applied.
   virtual absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& update) = 0;
   virtual absl::StatusOr<UpdateResult> Verify(LayerSpan layers, const VerifyUpdate& update) = 0;
   virtual absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& update) = 0;

@@ -76,10 +76,14 @@ struct SharedCounter {
   std::uint64_t value = 0;
 };
 struct SharedUpdate {
-  SharedRows rows;
-  SharedArray slots, positions, query_start_loc, seq_lens, ring_bases;
-  SharedCounter ready;  // the daemon reads nothing before it is there
-  SharedCounter done;   // set when the update has been applied, before the call returns
+  SharedRows rows = {};
+  SharedArray slots = {};
+  SharedArray positions = {};
+  SharedArray query_start_loc = {};
+  SharedArray seq_lens = {};
+  SharedArray ring_bases = {};
+  SharedCounter ready = {};  // the daemon reads nothing before it is there
+  SharedCounter done = {};   // set when the update has been applied, before the call returns
 };
 
 class ClientSession {

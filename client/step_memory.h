@@ -1,5 +1,5 @@
-// Memory for the rows and arrays of direct updates by a program that has them on the host: of the host itself, or
-// of a CUDA device, with a stream to go with it.
+// Memory for the rows and arrays of direct updates by a program that has them on the host: of the host
+// itself, or of a CUDA device, with a stream to go with it.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,8 @@ class StepMemory {
   // Copies, ordered with the stream: `host` can be used on return.
   virtual absl::Status Write(char* to, const void* host, std::int64_t bytes) = 0;
   virtual absl::Status Read(void* host, const char* from, std::int64_t bytes) = 0;
+  // The cudaIpcMemHandle_t of what Reserve gave last; empty on the host.
+  virtual absl::StatusOr<std::string> IpcHandle() const = 0;
   // Waits for the stream.
   virtual absl::Status Synchronize() = 0;
 };

@@ -8,6 +8,7 @@
 #include "client/command_line.h"
 #include "client/commands.h"
 #include "client/conformance.h"
+#include "client/plane.h"
 #include "client/replay/replay.h"
 
 namespace kvsummary {
@@ -22,6 +23,7 @@ const std::vector<Command>& Commands() {
   static const std::vector<Command> commands{
       {"ping", "", "Tells the round trip, the version and the devices with their memory.", {}, RunPing},
       {"caches", "", "Lists the caches.", {}, RunCaches},
+      {"sessions", "", "Lists the sessions and what they hold.", {}, RunSessions},
       {"create-cache",
        "",
        "Makes a cache, zeroed.",
@@ -53,7 +55,7 @@ const std::vector<Command>& Commands() {
       {"conformance",
        "FILE...",
        "Runs golden files and compares every byte after every step.",
-       {{"device", "DEVICE", "", "host or cuda:N; else the daemon's default"}},
+       {{"device", "DEVICE", "", "host or cuda:N; else the daemon's default"}, PlaneFlag()},
        RunConformance},
       {"replay", "",
        "Drives the daemon with a trace's traffic as an engine would, and checks pages and rings.",

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "client/client.h"
 #include "client/commands.h"
+#include "client/plane.h"
 #include "client/replay/report.h"
 #include "client/replay/target.h"
 #include "kernels/layout.h"
@@ -20,29 +21,30 @@ namespace {
 
 constexpr int kInterrupted = 130;  // as shells say it of a program that SIGINT ended
 
-class ClientTarget : public Target {
+// Updates by the plane; pages and rings are read over gRPC on every one.
+class PlaneTarget : public Target {
  public:
-  ClientTarget(Client& client, const Cache& cache) : client_(client), cache_(cache) {}
+  PlaneTarget(Client& client, Plane& plane) : client_(client), plane_(plane) {}
 
   absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& update) override {
-    return client_.Decode(cache_, layers, update);
+    return plane_.Decode(layers, update);
   }
   absl::StatusOr<UpdateResult> Verify(LayerSpan layers, const VerifyUpdate& update) override {
-    return client_.Verify(cache_, layers, update);
+    return plane_.Verify(layers, update);
   }
   absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& update) override {
-    return client_.Prefill(cache_, layers, update);
+    return plane_.Prefill(layers, update);
   }
   absl::StatusOr<std::vector<std::uint8_t>> ReadPages(std::span<const std::int64_t> blocks) override {
-    return client_.ReadPages(cache_, blocks, {0, cache_.geometry.layers});
+    return client_.ReadPages(plane_.cache(), blocks, {0, plane_.cache().geometry.layers});
   }
   absl::StatusOr<std::vector<std::uint16_t>> ReadRing(std::int64_t ring_block) override {
-    return client_.ReadRing(cache_, std::span(&ring_block, 1), {0, cache_.geometry.layers});
+    return client_.ReadRing(plane_.cache(), std::span(&ring_block, 1), {0, plane_.cache().geometry.layers});
   }
 
  private:
   Client& client_;
-  const Cache& cache_;
+  Plane& plane_;
 };
 
 std::atomic<bool> g_stop = false;
@@ -114,6 +116,7 @@ std::vector<Flag> ReplayFlags() {
           {"sample", "N", "-1", "requests whose bytes are checked; -1: one in 50, at least 8", CheckInt64},
           {"seed", "N", "1", "of rows, acceptance and sample", CheckInt64},
           {"device", "DEVICE", "", "host or cuda:N; else the daemon's default"},
+          PlaneFlag(),
           {"json", nullptr, "", "print one JSON object instead of a table"}};
 }
 
@@ -165,11 +168,13 @@ int RunReplay(const Invocation& invocation) {
   const auto client = Client::Connect(invocation.Address());
   if (!client.ok()) return Fail(client.status());
   const StopOnSignal stop_on_signal;
-  const auto cache = (*client)->CreateCache(UniqueName(), invocation.Text("device"), options->geometry);
-  if (!cache.ok()) return Fail(cache.status());
-  options->geometry = cache->geometry;
+  const auto plane = Plane::Create(*ParsePlane(invocation.Text("plane")), **client, UniqueName(),
+                                   invocation.Text("device"), options->geometry);
+  if (!plane.ok()) return Fail(plane.status());
+  const Cache& cache = (*plane)->cache();
+  options->geometry = cache.geometry;
 
-  ClientTarget target(**client, *cache);
+  PlaneTarget target(**client, **plane);
   absl::StatusOr<ReplayReport> report;
   {
     ProgressBar bar(stderr);
@@ -178,7 +183,7 @@ int RunReplay(const Invocation& invocation) {
     };
     report = ReplayTrace(*requests, *options, target, progress, g_stop);
   }
-  const absl::Status deleted = (*client)->DeleteCache(*cache);
+  const absl::Status deleted = (*plane)->Delete();
 
   int code = 0;
   if (!report.ok()) {
@@ -193,7 +198,7 @@ int RunReplay(const Invocation& invocation) {
     if (report->mismatch_count > 0) code = kFailure;
   }
   if (!deleted.ok()) {
-    absl::FPrintF(stderr, "cache %s is not deleted\n", cache->name);
+    absl::FPrintF(stderr, "cache %s is not deleted\n", cache.name);
     code = Fail(deleted);
   }
   return FlushOutput(code);
