@@ -7,6 +7,8 @@
 #include <cuda_runtime_api.h>
 #include <sys/stat.h>
 
+#include <bit>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -49,7 +51,7 @@ struct Driver {
   F(cuMemUnmap)                        \
   F(cuMemSetAccess)                    \
   F(cuMemRelease)
-#define KVS_DECLARE(name) decltype(&::name) name = nullptr;
+#define KVS_DECLARE(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)
   KVS_DRIVER_FUNCTIONS(KVS_DECLARE)
 #undef KVS_DECLARE
 
@@ -222,7 +224,7 @@ PlainStatus RunOnNothing(const UpdateKernels& kernels, CUdeviceptr memory, CUstr
       !s.ok()) {
     return s;
   }
-  const auto* nothing = reinterpret_cast<const Nothing*>(memory);
+  const auto* nothing = std::bit_cast<const Nothing*>(memory);
   const CacheGeometry g{.layers = 1,
                         .blocks = 2,
                         .block_size = kRegionTokens,
@@ -230,7 +232,7 @@ PlainStatus RunOnNothing(const UpdateKernels& kernels, CUdeviceptr memory, CUstr
                         .ring_blocks = 2,
                         .capacity = kMinVerifyCapacity,
                         .rows_per_layer = kMinVerifyCapacity};
-  const CacheView view = MakeView(g, reinterpret_cast<void*>(memory), {0, 1});
+  const CacheView view = MakeView(g, std::bit_cast<void*>(memory), {0, 1});
   const RowsView in = PackedRows(nothing->row, 1);
   const Launch launch{.stream = stream};
   const std::int64_t* index = nothing->index;
@@ -288,7 +290,7 @@ class CudaMapping : public Mapping {
 class IpcMapping final : public CudaMapping {
  public:
   IpcMapping(CUdeviceptr base, std::int64_t offset, std::unique_ptr<PrimaryContext> context)
-      : CudaMapping(reinterpret_cast<void*>(base + static_cast<CUdeviceptr>(offset)), std::move(context)),
+      : CudaMapping(std::bit_cast<void*>(base + static_cast<CUdeviceptr>(offset)), std::move(context)),
         base_(base) {}
   ~IpcMapping() override {
     const ContextScope scope(context());
@@ -303,7 +305,7 @@ class IpcMapping final : public CudaMapping {
 class VmmMapping final : public CudaMapping {
  public:
   VmmMapping(CUdeviceptr base, std::size_t bytes, std::unique_ptr<PrimaryContext> context)
-      : CudaMapping(reinterpret_cast<void*>(base), std::move(context)), base_(base), bytes_(bytes) {}
+      : CudaMapping(std::bit_cast<void*>(base), std::move(context)), base_(base), bytes_(bytes) {}
   ~VmmMapping() override {
     const ContextScope scope(context());
     const RelaxedCapture relaxed;
@@ -377,7 +379,7 @@ OpenResult OpenCudaVmm(int descriptor, std::uint64_t segment_bytes, const std::s
     const std::size_t bytes = (segment_bytes + unit - 1) / unit * unit;
     CUmemGenericAllocationHandle handle = 0;
     const CUresult imported = driver.cuMemImportFromShareableHandle(
-        &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)),
+        &handle, std::bit_cast<void*>(static_cast<std::intptr_t>(descriptor)),
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (imported != CUDA_SUCCESS) {
       return {Failed("cuMemImportFromShareableHandle", imported, kPlainFailedPrecondition, "HANDLE_INVALID"),
