@@ -104,9 +104,10 @@ class SharedPlaneTest : public ::testing::Test {
   }
 
   // 2 layers, 10 blocks of 16 tokens, 4 ring blocks of 2 * 12 rows (bases 24, 48, 72).
-  v1::CacheInfo Create(const std::string& name) {
+  v1::CacheInfo Create(const std::string& name, const std::string& session_id = "") {
     v1::CreateCacheRequest request;
     request.set_name(name);
+    request.set_session_id(session_id);
     request.set_device("host");
     auto* g = request.mutable_geometry();
     g->set_layers(2);
@@ -547,6 +548,16 @@ TEST_F(SharedPlaneTest, ABufferOfAnotherSessionDoesNotExist) {
   EXPECT_EQ(Details(Send(request)), "BUFFER_NOT_FOUND shared.arrays.slots");
   *request.mutable_shared()->mutable_ready() = At(second, kReady, 0);
   EXPECT_EQ(Details(Send(request)), "BUFFER_NOT_FOUND shared.ready");
+}
+
+TEST_F(SharedPlaneTest, ACacheOfAnotherSessionIsNotUpdated) {
+  const auto other = Open("other");
+  const auto theirs = Create("theirs", other.session->id());
+  auto request = Shared(Prefill(21, 1), worker_);
+  *request.mutable_cache() = theirs.cache();
+  const std::string before = Snapshot(theirs);
+  EXPECT_EQ(Details(Send(request)), "CACHE_NOT_YOURS cache.name");
+  EXPECT_EQ(Snapshot(theirs), before);
 }
 
 TEST_F(SharedPlaneTest, AWaitingStepHoldsBackItsStreamAndOnlyThat) {

@@ -208,6 +208,11 @@ template <typename Request>
 absl::StatusOr<Update> Parse(const CacheManager& caches, const Request& request, Shared shared) {
   auto cache = caches.Find(request.cache().name(), request.cache().generation());
   if (!cache.ok()) return cache.status();
+  const std::uint64_t owner = (*cache)->session();
+  if (shared.session != nullptr && owner != 0 && owner != shared.session->number()) {
+    return Refuse(Reason::CACHE_NOT_YOURS, "cache.name",
+                  absl::StrFormat("cache \"%s\" belongs to another session", request.cache().name()));
+  }
   Update update;
   update.cache = *std::move(cache);
   update.layers = {request.layers().first(), request.layers().count()};
