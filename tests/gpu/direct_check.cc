@@ -95,7 +95,8 @@ class Checks {
     Check("another process reads every byte (IPC)", [this] { return Updates(HandleKind::kCudaIpc); });
     Check("an open handle is opened again in a microsecond", [this] { return OpenAgain(); });
     Check("misaligned rows are refused", [this] { return Misaligned(); });
-    Check("a device that is not visible is named", [this] { return UnknownDevice(); });
+    Check("a device that is not visible, and a handle that is none, are named",
+          [this] { return NoSuchThing(); });
     Check("map and unmap, 50 times", [this] { return MapInALoop(); });
     Check("the cost of a launch", [this] { return LaunchCost(); });
     std::printf("%d passed, %d failed\n", passed_, failed_);
@@ -227,7 +228,7 @@ class Checks {
     return Unmap(&mapped);
   }
 
-  std::string UnknownDevice() {
+  std::string NoSuchThing() {
     Mapped mapped;
     if (auto why = Map(HandleKind::kCudaIpc, &mapped); !why.empty()) return why;
     kvs_map_args arguments = MapArguments(*mapped.session, mapped.cache, mapped.memory);
@@ -235,11 +236,12 @@ class Checks {
     DirectCache nowhere;
     const auto status = nowhere.Map(arguments);
     if (status.reason != "DEVICE_NOT_VISIBLE") return "refused with '" + status.reason + "'";
-    std::string wrong = mapped.memory.handle;
-    wrong[0] = static_cast<char>(wrong[0] ^ 0x55);
+    const std::string wrong(64, 'x');
     arguments = MapArguments(*mapped.session, mapped.cache, mapped.memory);
     arguments.handle = wrong.data();
-    if (nowhere.Map(arguments).ok()) return "a wrong handle was opened";
+    if (const auto rubbish = nowhere.Map(arguments); rubbish.reason != "HANDLE_INVALID") {
+      return "rubbish for a handle: '" + rubbish.reason + "' " + rubbish.message;
+    }
     return Unmap(&mapped);
   }
 
