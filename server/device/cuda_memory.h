@@ -24,7 +24,8 @@ struct CudaDeviceId {
 absl::StatusOr<std::int64_t> CudaAllocationBytes(const CudaDeviceId& device, std::int64_t bytes,
                                                  MemoryKind kind);
 
-// Memory of CudaAllocationBytes' bytes, not zeroed. OUT_OF_MEMORY, or DEVICE_FAILED.
+// Memory of CudaAllocationBytes' bytes, not zeroed. OUT_OF_MEMORY, or DEVICE_FAILED. To be freed when the
+// device has done all work on it: freeing VMM memory does not wait, as cudaFree does.
 absl::StatusOr<std::unique_ptr<Memory>> AllocateCudaVmm(const CudaDeviceId& device, std::int64_t bytes);
 absl::StatusOr<std::unique_ptr<Memory>> AllocateCudaIpc(const CudaDeviceId& device, std::int64_t bytes);
 

@@ -115,6 +115,7 @@ TEST_F(CudaMemoryTest, VmmMemoryHasADescriptorAndIsFreedWithItsObject) {
     EXPECT_GE((*memory)->descriptor(), 0);
     EXPECT_EQ((*memory)->kind(), MemoryKind::kCudaVmm);
     EXPECT_EQ(cudaMemset((*memory)->data(), 1, 256 << 20), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     cudaMemGetInfo(&during, &total);
   }
   cudaMemGetInfo(&after, &total);

@@ -127,11 +127,8 @@ void DescriptorServer::Accept() {
     accept_failed_ = errno != EAGAIN && errno != EINTR && errno != ECONNABORTED;
     return;
   }
-  if (!IsAllowed(socket.get())) {
-    Reply(socket.get(), Refuse(Reason::PEER_NOT_ALLOWED, "", "another user's socket"));
-    return;
-  }
-  peers_.push_back({std::move(socket), options_.now() + kDescriptorSilence});
+  const bool allowed = IsAllowed(socket.get());
+  peers_.push_back({std::move(socket), allowed, options_.now() + kDescriptorSilence});
 }
 
 bool DescriptorServer::IsAllowed(int socket) const {
@@ -155,6 +152,10 @@ bool DescriptorServer::Serve(const Peer& peer) {
       break;
   }
   if (request.magic != kDescriptorMagic || request.reserved != 0) return false;
+  if (!peer.allowed) {
+    Reply(peer.socket.get(), Refuse(Reason::PEER_NOT_ALLOWED, "", "the daemon runs under another user"));
+    return false;
+  }
   if (descriptors.size() != 1) {
     return Reply(peer.socket.get(),
                  Refuse(Reason::DESCRIPTOR_MISSING, "", "a request brings exactly one descriptor"));

@@ -1,7 +1,8 @@
 // The descriptor socket: proto/descriptor_socket.h, served by one thread.
 //
 // Who may use it: the daemon's own user and root; when the socket's mode is wider than its owner's, every
-// peer that it lets connect, for then its mode and group are the decision. Others get PEER_NOT_ALLOWED.
+// peer that it lets connect, for then its mode and group are the decision. Others' first request is answered
+// with PEER_NOT_ALLOWED.
 // Pids are not looked at: across containers they mean nothing.
 //
 // A peer can cost a connection for kDescriptorSilence and no more: there are at most kMaxDescriptorPeers
@@ -62,6 +63,7 @@ class DescriptorServer {
  private:
   struct Peer {
     Descriptor socket;
+    bool allowed = false;
     std::chrono::steady_clock::time_point deadline;
   };
   DescriptorServer(Options options, SocketLock lock, Descriptor listener, Descriptor stop);

@@ -40,14 +40,14 @@ test_sessions_are_listed_with_what_they_hold() {
   serve daemon "$address"
   expect_code 0 ctl "$address" sessions
   expect_text SESSION
-  ctl "$address" replay --trace="$data/traces/excerpt.jsonl" --layers=23 --device=host --plane=direct \
-    > "$dir/replay.log" 2>&1 &
+  "$summaryctl" --address="$address" replay --trace="$data/traces/excerpt.jsonl" --layers=23 --device=host \
+    --plane=direct > "$dir/replay.log" 2>&1 &
   replay=$!
   until ctl "$address" sessions | grep -q '(replay-'; do
     kill -0 "$replay" || die "the replay ended early: $(cat "$dir/replay.log")"
   done
   kill -KILL "$replay"
-  wait "$replay" || true
+  wait "$replay" 2> /dev/null || true
   until ! ctl "$address" sessions | grep -q replay; do :; done
 }
 

@@ -84,7 +84,9 @@ absl::StatusOr<std::string> Run(Device& device, const RowsView& in, RowsIn rows_
   std::promise<absl::StatusOr<std::string>> result;
   const auto work = [&]() -> absl::StatusOr<std::string> {
     if (auto s = device.Open(); !s.ok()) return s;
-    auto memory = device.Allocate(kGeometry.total_bytes());
+    const auto bytes_taken = device.AllocationBytes(kGeometry.total_bytes(), MemoryKind::kDefault);
+    if (!bytes_taken.ok()) return bytes_taken.status();
+    auto memory = device.Allocate(*bytes_taken, MemoryKind::kDefault);
     if (!memory.ok()) return memory.status();
     const Chunks chunks;
     const auto view = MakeView(kGeometry, (*memory)->data(), {0, kGeometry.layers});

@@ -3,8 +3,8 @@
 #
 #   tests/gpu/run.sh FOLDER
 #
-# FOLDER holds binaries built with --config=portable, plain or as NAME.xz: gpu_check, gpu_copy_check,
-# gpu_device_check, summaryd, summaryctl.
+# FOLDER holds binaries built with --config=portable, plain or as NAME.xz: summaryd, summaryctl, gpu_check,
+# gpu_copy_check, gpu_device_check, cuda_memory_test, direct_check.
 # Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
 # `N passed, N failed`.
 set -u
@@ -51,6 +51,10 @@ ctl() { timeout 280 "$work/summaryctl" "$@"; }
 daemon=$!
 step ping ctl ping
 step conformance ctl conformance --device=cuda:0 "$root"/tests/data/golden/*.safetensors
+for plane in shared direct; do
+  step "conformance_$plane" ctl conformance --plane="$plane" --device=cuda:0 "$root"/tests/data/golden/*.safetensors
+done
+step direct_check timeout 100 "$work/direct_check"
 step replay ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=4 --sample=40
 step replay_verify ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=3 --k=3 \
   --requests=100 --cache-bytes=16MiB --sample=40
@@ -58,6 +62,7 @@ drain() { kill -TERM "$daemon" && wait "$daemon"; }
 step drain drain
 daemon=
 
+step cuda_memory timeout 60 "$work/cuda_memory_test"
 step gpu_check timeout 300 "$work/gpu_check"
 step memcheck sanitize memcheck
 step racecheck sanitize racecheck
