@@ -74,6 +74,7 @@ class AdminService final : public v1::AdminService::CallbackService {
       const auto buffers = session->buffer_totals();
       info->set_buffers(buffers.count);
       info->set_buffer_bytes(buffers.bytes);
+      info->set_waits(context_.waits.Count(*session));
     }
     return Done(call);
   }

@@ -125,6 +125,18 @@ class SharedPlaneTest : public ::testing::Test {
     return reply.info();
   }
 
+  // Waits of worker_'s session, as ListSessions tells them.
+  std::int64_t ListedWaits() {
+    grpc::ClientContext context;
+    v1::ListSessionsResponse reply;
+    const auto status = v1::AdminService::NewStub(channel_)->ListSessions(&context, {}, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    for (const auto& session : reply.sessions()) {
+      if (session.number() == worker_.session->number()) return session.waits();
+    }
+    return -1;
+  }
+
   Worker Open(const std::string& name, const std::string& device = "") {
     Worker worker;
     worker.session = *server_->sessions().Open(name);
@@ -613,10 +625,11 @@ TEST_F(SharedPlaneTest, AStreamEndsAtAWaitThatTimesOutOrIsCancelled) {
     auto stream = stub_->StreamUpdates(&context);
     *message.mutable_decode() = Ordered(Shared(Decode(0, 1), worker_), worker_, 1);
     ASSERT_TRUE(stream->Write(message));
-    UntilHeld(worker_, kWaiting);
+    while (ListedWaits() != 1) std::this_thread::yield();
     context.TryCancel();
     EXPECT_FALSE(stream->Read(&reply));
     EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+    while (ListedWaits() != 0) std::this_thread::yield();
     UntilHeld(worker_, 0);
   }
   EXPECT_EQ(Snapshot(shared_), before);

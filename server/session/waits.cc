@@ -90,6 +90,12 @@ std::optional<absl::Status> Waits::Outcome(const Wait& wait) const {
   return std::nullopt;
 }
 
+int Waits::Count(const Session& session) const {
+  std::lock_guard lock(mutex_);
+  const auto it = counts_.find(&session);
+  return it == counts_.end() ? 0 : it->second;
+}
+
 void Waits::Release(const Session* session) {
   std::lock_guard lock(mutex_);
   const auto it = counts_.find(session);

@@ -52,6 +52,8 @@ class Waits {
                                             std::string field, Done done);
   // Ends it soon, unless it has ended.
   void Cancel(const std::weak_ptr<Wait>& wait);
+  // Waits of a session that have not been told.
+  int Count(const Session& session) const;
 
  private:
   void Run();
@@ -60,7 +62,7 @@ class Waits {
   void Release(const Session* session);
 
   const Options options_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::shared_ptr<Wait>> started_;  // not yet seen by the thread
   std::map<const Session*, int> counts_;        // of sessions with waits
