@@ -315,6 +315,17 @@ class SharedPlaneTest : public ::testing::Test {
     while (worker.buffer.use_count() != 2 + times) std::this_thread::yield();
   }
 
+  // Moves a shared step's rows to a buffer of their own: once the daemon holds that, it has copied the
+  // arrays.
+  template <typename Request>
+  Worker OwnRows(Request& request) {
+    Worker rows = worker_;
+    AddBuffer(rows);
+    std::memcpy(rows.buffer->data(), worker_.buffer->data(), kBufferBytes);
+    request.mutable_rows()->mutable_reference()->set_buffer_id(rows.id);
+    return rows;
+  }
+
   std::string dir_ = "/tmp/kvs-XXXXXX";
   std::atomic<int> seconds_ = 1000;
   std::unique_ptr<CacheManager> caches_;
@@ -390,7 +401,8 @@ TEST_F(SharedPlaneTest, ARefusedStepLeavesDoneAlone) {
 
 TEST_F(SharedPlaneTest, ArraysThatChangeAfterTheirCheckChangeNothing) {
   ASSERT_TRUE(Send(Prefill(21, 1)).ok());
-  const auto request = Ordered(Shared(Prefill(21, 1), worker_), worker_, 1);
+  auto request = Ordered(Shared(Prefill(21, 1), worker_), worker_, 1);
+  const auto rows = OwnRows(request);
   worker_.buffer->Set(kReady, 1);
   // The device is busy, so the step is checked and queued but not yet applied.
   std::promise<void> entered;
@@ -404,7 +416,7 @@ TEST_F(SharedPlaneTest, ArraysThatChangeAfterTheirCheckChangeNothing) {
                   .ok());
   entered.get_future().wait();
   auto call = SendAsync(request);
-  UntilHeld(worker_, 3);  // ready, done, and the rows: the arrays have been copied
+  UntilHeld(rows, 1);
   for (const auto offset : {kSlots, kPositions, kBases}) {
     for (int i = 0; i < 21; ++i) worker_.buffer->at<std::int64_t>(offset)[i] = INT64_MAX - i;
   }
@@ -453,14 +465,16 @@ TEST_F(SharedPlaneTest, AStepThatIsQueuedWhenItsSessionEndsIsNotApplied) {
   const std::string before = Snapshot(shared_);
   std::promise<void> release;
   ASSERT_TRUE(caches_->devices()[0]->executor().Submit([&] { release.get_future().wait(); }).ok());
-  auto call = SendAsync(Shared(Prefill(21, 1), worker_));
-  UntilHeld(worker_, 1);  // the rows
+  auto request = Shared(Prefill(21, 1), worker_);
+  const auto rows = OwnRows(request);
+  auto call = SendAsync(request);
+  UntilHeld(rows, 1);
   server_->sessions().End(worker_.session);
-  EXPECT_EQ(worker_.buffer.use_count(), 2);  // not taken from under the step
+  EXPECT_EQ(rows.buffer.use_count(), 2);  // not taken from under the step
   release.set_value();
   EXPECT_EQ(Details(call.get()), "SESSION_ENDED shared.session_id");
   EXPECT_EQ(Snapshot(shared_), before);
-  while (worker_.buffer.use_count() > 1) std::this_thread::yield();
+  while (rows.buffer.use_count() > 1) std::this_thread::yield();
 }
 
 TEST_F(SharedPlaneTest, AWorkerThatDiesBetweenAnnouncedAndReadyStopsNobody) {
