@@ -118,7 +118,7 @@ CacheManager::CacheOr CacheManager::MakeOnExecutor(const Wanted& wanted, Device&
 
 CacheManager::CacheOr CacheManager::Attach(const std::string& name, std::uint64_t session) {
   std::lock_guard lock(mutex_);
-  const auto found = FindLocked(name);
+  auto found = FindLocked(name);
   if (!found.ok()) return found;
   const Cache& old = **found;
   if (old.attached()) {

@@ -108,7 +108,7 @@ absl::Status OpenIpcBuffer(Device& device, Session& session, const v1::MemoryHan
 }
 
 void RegisterIpc(const ServiceContext& context, const std::shared_ptr<Session>& session,
-                 const v1::MemoryHandle& memory, v1::RegisterBufferResponse& reply, CallDone done) {
+                 const v1::MemoryHandle& memory, v1::RegisterBufferResponse& reply, const CallDone& done) {
   const auto device = FindByUuid(context.caches, memory.device_uuid());
   if (!device.ok()) return done(device.status());
   if (context.caches.IsOwnIpcHandle(memory.handle())) {
