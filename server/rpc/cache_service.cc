@@ -238,7 +238,7 @@ class CacheService final : public v1::CacheService::CallbackService {
                                            const v1::RegisterBufferRequest* request,
                                            v1::RegisterBufferResponse* reply) override {
     return Admitted(
-        [&](CallDone done) { kvsummary::RegisterBuffer(context_, *request, *reply, std::move(done)); });
+        [&](const CallDone& done) { kvsummary::RegisterBuffer(context_, *request, *reply, done); });
   }
 
   grpc::ServerUnaryReactor* UnregisterBuffer(grpc::CallbackServerContext* /*call*/,

@@ -174,7 +174,7 @@ absl::Status ReleaseMemory(const ServiceContext& context, const v1::ReleaseMemor
 }
 
 void RegisterBuffer(const ServiceContext& context, const v1::RegisterBufferRequest& request,
-                    v1::RegisterBufferResponse& reply, CallDone done) {
+                    v1::RegisterBufferResponse& reply, const CallDone& done) {
   const auto session = context.sessions.Find(request.session_id());
   if (!session.ok()) return done(session.status());
   if (auto s = CheckExtent(request.memory()); !s.ok()) return done(s);
@@ -182,7 +182,7 @@ void RegisterBuffer(const ServiceContext& context, const v1::RegisterBufferReque
     case v1::MEMORY_KIND_MEMFD:
       return done(RegisterMemfd(context, *session, request.memory(), reply));
     case v1::MEMORY_KIND_CUDA_IPC:
-      return RegisterIpc(context, *session, request.memory(), reply, std::move(done));
+      return RegisterIpc(context, *session, request.memory(), reply, done);
     case v1::MEMORY_KIND_CUDA_VMM:
       return done(
           Refuse(Reason::CUDA_IPC_VMM_MEMORY, "memory.kind",

@@ -21,7 +21,7 @@ absl::Status ReleaseMemory(const ServiceContext& context, const v1::ReleaseMemor
 // `done` is called once; request and reply live until then.
 using CallDone = std::function<void(const absl::Status&)>;
 void RegisterBuffer(const ServiceContext& context, const v1::RegisterBufferRequest& request,
-                    v1::RegisterBufferResponse& reply, CallDone done);
+                    v1::RegisterBufferResponse& reply, const CallDone& done);
 // `done` comes when the last kernel that uses the buffer has ended.
 void UnregisterBuffer(const ServiceContext& context, const v1::UnregisterBufferRequest& request,
                       CallDone done);
