@@ -3,15 +3,19 @@
 // A SOCK_SEQPACKET Unix socket. A client connects, sends one DescriptorRequest, gets one DescriptorReply,
 // and may go on with the next. Tickets come from gRPC calls (CacheService.ExportMemory, RegisterBuffer),
 // are random, are good for one use and end with their session. The daemon checks the peer's uid and closes
-// a connection that says nothing for five seconds or sends anything but this.
+// a connection that redeems nothing for five seconds or sends anything but this.
 //
 //   ticket of        request carries               reply carries
 //   ExportMemory     a pidfd of the client itself  the segment's descriptor
 //   RegisterBuffer   a memfd, sealed against       nothing: the buffer is registered
-//                    shrinking and growing
+//                    shrinking and growing, its
+//                    pages present (fallocate)
 //
 // The pidfd tells the daemon when a mapping ends for certain: a generation stops calls, not writes to
-// mapped memory. Multi-byte fields are in the host's byte order: both ends are on one host.
+// mapped memory. So it must be of the process that sends it, and that process must not pass the memory on: not
+// by its descriptor, nor to a child by fork (madvise MADV_DONTFORK).
+//
+// Multi-byte fields are in the host's byte order: both ends are on one host.
 #pragma once
 
 #include <cstdint>

@@ -15,6 +15,7 @@
 #include "proto/descriptor_socket.h"
 #include "server/error.h"
 #include "server/memory/descriptor_message.h"
+#include "server/memory/pidfd.h"
 
 namespace kvsummary {
 namespace {
@@ -101,11 +102,7 @@ void DescriptorServer::Run() {
     const auto now = options_.now();
     auto entry = polled.begin() + 2;
     for (auto peer = peers_.begin(); peer != peers_.end(); ++entry) {
-      bool goes_on = now < peer->deadline;
-      if (entry->revents != 0) {
-        goes_on = Serve(*peer);
-        peer->deadline = now + kDescriptorSilence;
-      }
+      const bool goes_on = (entry->revents == 0 || Serve(*peer)) && now < peer->deadline;
       peer = goes_on ? std::next(peer) : peers_.erase(peer);
     }
     if (polled[1].revents != 0) Accept();
@@ -127,19 +124,17 @@ void DescriptorServer::Accept() {
     accept_failed_ = errno != EAGAIN && errno != EINTR && errno != ECONNABORTED;
     return;
   }
-  const bool allowed = IsAllowed(socket.get());
-  peers_.push_back({std::move(socket), allowed, options_.now() + kDescriptorSilence});
-}
-
-bool DescriptorServer::IsAllowed(int socket) const {
-  if (options_.access.mode != kPrivateSocketMode) return true;
   ucred peer{};
   socklen_t bytes = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
-  return peer.uid == options_.own_uid || peer.uid == 0;
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return;
+  peers_.push_back({std::move(socket), IsAllowed(peer.uid), peer.pid, options_.now() + kDescriptorSilence});
 }
 
-bool DescriptorServer::Serve(const Peer& peer) {
+bool DescriptorServer::IsAllowed(uid_t peer) const {
+  return options_.access.mode != kPrivateSocketMode || peer == options_.own_uid || peer == 0;
+}
+
+bool DescriptorServer::Serve(Peer& peer) {
   DescriptorRequest request;
   std::vector<Descriptor> descriptors;
   switch (ReceiveMessage(peer.socket.get(), &request, sizeof(request), descriptors)) {
@@ -160,8 +155,15 @@ bool DescriptorServer::Serve(const Peer& peer) {
     return Reply(peer.socket.get(),
                  Refuse(Reason::DESCRIPTOR_MISSING, "", "a request brings exactly one descriptor"));
   }
+  if (const pid_t pid = PidOf(descriptors.front().get()).value_or(0);
+      pid > 0 && peer.pid > 0 && pid != peer.pid) {
+    return Reply(peer.socket.get(),
+                 Refuse(Reason::DESCRIPTOR_MISSING, "", "the pidfd is of another process than the peer"));
+  }
   const std::string ticket(reinterpret_cast<const char*>(request.ticket), sizeof(request.ticket));
-  return Reply(peer.socket.get(), options_.redeem(ticket, std::move(descriptors.front())));
+  const auto answer = options_.redeem(ticket, std::move(descriptors.front()));
+  if (answer.ok()) peer.deadline = options_.now() + kDescriptorSilence;
+  return Reply(peer.socket.get(), answer);
 }
 
 }  // namespace kvsummary

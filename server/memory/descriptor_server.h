@@ -3,10 +3,12 @@
 // Who may use it: the daemon's own user and root; when the socket's mode is wider than its owner's, every
 // peer that it lets connect, for then its mode and group are the decision. Others' first request is answered
 // with PEER_NOT_ALLOWED.
-// Pids are not looked at: across containers they mean nothing.
+// A pidfd that comes has to be of the peer itself, as far as this process can number both: one of a process
+// that outlives the peer would keep memory for ever, one of a process that does not would free it too early.
+// (Across containers there is no number, and the peer is trusted.)
 //
 // A peer can cost a connection for kDescriptorSilence and no more: there are at most kMaxDescriptorPeers
-// (later ones wait in the kernel's queue), a peer that says nothing for that long, sends anything but a
+// (later ones wait in the kernel's queue), a peer that redeems nothing for that long, sends anything but a
 // request, or does not take its reply is cut off. Descriptors that come with a bad message are closed.
 #pragma once
 
@@ -64,6 +66,7 @@ class DescriptorServer {
   struct Peer {
     Descriptor socket;
     bool allowed = false;
+    pid_t pid = 0;  // 0: of another PID namespace
     std::chrono::steady_clock::time_point deadline;
   };
   DescriptorServer(Options options, SocketLock lock, Descriptor listener, Descriptor stop);
@@ -71,8 +74,8 @@ class DescriptorServer {
   int PollTimeout() const;
   void Accept();
   // False: the connection is over.
-  bool Serve(const Peer& peer);
-  bool IsAllowed(int socket) const;
+  bool Serve(Peer& peer);
+  bool IsAllowed(uid_t peer) const;
 
   const Options options_;
   const SocketLock lock_;

@@ -187,6 +187,22 @@ TEST_F(DescriptorServerTest, WhoSaysNothingIsCutOffAfterFiveSeconds) {
   EXPECT_EQ(Reply(talking), "OK");
 }
 
+TEST_F(DescriptorServerTest, WhoRedeemsNothingIsCutOffAfterFiveSecondsWhateverItSays) {
+  Start();
+  const Descriptor guessing = Connect();
+  const Descriptor empty = Connect();
+  const auto unknown = Request('x');
+  for (int second = 0; second < 5; ++second, ++now_) {
+    Send(guessing, &unknown, sizeof(unknown), 1);
+    EXPECT_EQ(Reply(guessing), "TICKET_UNKNOWN");
+    Send(empty, &unknown, sizeof(unknown), 0);
+    EXPECT_EQ(Reply(empty), "DESCRIPTOR_MISSING");
+  }
+  const Descriptor awakes = Connect();
+  EXPECT_EQ(Reply(guessing), "CLOSED");
+  EXPECT_EQ(Reply(empty), "CLOSED");
+}
+
 TEST_F(DescriptorServerTest, MorePeersThanTheLimitWaitForAPlace) {
   Start();
   std::vector<Descriptor> peers;
