@@ -84,11 +84,18 @@ absl::Status MemoryError(const char* call, std::int64_t bytes) {
       absl::StrCat(call, " of ", bytes, " bytes for a buffer: ", std::strerror(errno)));
 }
 
-// A memfd as the daemon wants it: of fixed size.
+// A memfd as the daemon wants it: of fixed size, every page present.
 absl::StatusOr<OwnedDescriptor> MakeSealedMemfd(std::int64_t bytes) {
   OwnedDescriptor fd(memfd_create("kvsummary-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return MemoryError("memfd_create", bytes);
-  if (ftruncate(fd.get(), bytes) != 0) return MemoryError("ftruncate", bytes);
+  int error = 0;
+  do {
+    error = posix_fallocate(fd.get(), 0, bytes);
+  } while (error == EINTR);
+  if (error != 0) {
+    errno = error;
+    return MemoryError("fallocate", bytes);
+  }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) return MemoryError("sealing", bytes);
   return fd;
 }

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
 #include <csignal>
 #include <cstdio>
@@ -33,6 +34,15 @@ std::vector<std::unique_ptr<Device>> MakeDevices(const Config& config) {
   return devices;
 }
 
+// Connections, sessions' processes and caches take descriptors. The usual soft limit is one for programs that
+// use select(), which nothing here does.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 std::uint64_t MicrosecondsSinceEpoch() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
                                         std::chrono::system_clock::now().time_since_epoch())
@@ -43,6 +53,7 @@ int Run(const Config& config) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("summaryd"));
   spdlog::set_level(spdlog::level::from_str(config.log_level));
 
+  RaiseDescriptorLimit();
   std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more is no reason to end
   // Blocked in every thread made from here on: this one waits for them.
   sigset_t signals;

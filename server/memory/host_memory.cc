@@ -26,6 +26,8 @@ class HostMemory final : public Memory {
   ~HostMemory() override { munmap(data(), static_cast<std::size_t>(bytes())); }
 };
 
+constexpr std::int64_t kStatBlockBytes = 512;  // unit of st_blocks
+
 void* Map(int fd, std::int64_t bytes) {
   return mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 }
@@ -126,16 +128,20 @@ absl::StatusOr<ClientMemfd> MapClientMemfd(Descriptor descriptor, std::int64_t b
     return Refuse(Reason::MEMFD_NOT_SEALED, "memory",
                   "the descriptor is not a memfd of ordinary pages with F_SEAL_SHRINK and F_SEAL_GROW");
   }
-  if (info.st_size < bytes) {
-    return Refuse(Reason::MEMFD_TOO_SMALL, "memory.size_bytes",
-                  absl::StrFormat("the memfd has %d bytes, not the %d announced", info.st_size, bytes));
+  const std::int64_t present = std::min<std::int64_t>(info.st_size, info.st_blocks * kStatBlockBytes);
+  if (present < bytes) {
+    return Refuse(
+        Reason::MEMFD_TOO_SMALL, "memory.size_bytes",
+        absl::StrFormat("the memfd has %d bytes, %d of them present, not the %d announced: fallocate",
+                        info.st_size, present, bytes));
   }
   void* data = Map(descriptor.get(), bytes);
   if (data == MAP_FAILED) {
     return Refuse(Reason::HANDLE_INVALID, "memory",
                   absl::StrFormat("the memfd cannot be mapped for writing: %s", std::strerror(errno)));
   }
-  return ClientMemfd{.memory = std::make_unique<HostMemory>(data, bytes, std::move(descriptor)),
+  // The mapping keeps the memory. The descriptor is not kept: a client would use up those of this process.
+  return ClientMemfd{.memory = std::make_unique<HostMemory>(data, bytes, Descriptor()),
                      .identity = absl::StrFormat("memfd:%d:%d", info.st_dev, info.st_ino)};
 }
 

@@ -29,7 +29,8 @@ class Memory {
   void* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
   MemoryKind kind() const { return kind_; }
-  // The way in for another process: a descriptor, which stays the Memory's (duplicate it to keep it), or -1;
+  // The way in for another process: a descriptor, which stays the Memory's (duplicate it to keep it), or -1
+  // (also for clients' memory);
   // and the 64 bytes of a CUDA IPC handle, or none.
   int descriptor() const { return descriptor_.get(); }
   const std::string& ipc_handle() const { return ipc_handle_; }
@@ -61,8 +62,9 @@ struct ClientMemfd {
 };
 
 // Maps the first `bytes` bytes (above 0) of a memfd. MEMFD_NOT_SEALED unless it is one of ordinary pages,
-// sealed against shrinking and growing: then no client can make the daemon fault. MEMFD_TOO_SMALL, or
-// HANDLE_INVALID when it cannot be mapped for writing.
+// sealed against shrinking and growing: then no access faults. MEMFD_TOO_SMALL also when pages are missing:
+// they would be made, and counted, here (as they are when the client takes them away later), and address
+// space would cost a client nothing. HANDLE_INVALID when it cannot be mapped for writing.
 absl::StatusOr<ClientMemfd> MapClientMemfd(Descriptor descriptor, std::int64_t bytes);
 
 // Bytes that a process may still take: what the kernel calls available, or less where a control group

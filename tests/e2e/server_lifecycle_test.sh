@@ -57,6 +57,13 @@ test_socket_path_too_long_is_refused() {
   expect_text 107
 }
 
+test_descriptors_are_limited_by_the_hard_limit() {
+  ulimit -Sn 256
+  serve daemon "unix:$dir/s"
+  [[ $(awk '/^Max open files/ { print $4 }' "/proc/${pid[daemon]}/limits") == "$(ulimit -Hn)" ]] ||
+    die "$(grep '^Max open files' "/proc/${pid[daemon]}/limits")"
+}
+
 test_several_addresses() {
   start daemon --listen="unix:$dir/a" --listen="unix:$dir/b" --listen=127.0.0.1:0
   ready daemon "unix:$dir/a"
