@@ -1,6 +1,8 @@
 #include "client/direct/direct.h"
 
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -134,6 +136,19 @@ TEST_F(DirectTest, UpdatesGiveTheBytesOfTheScalarKernels) {
   EXPECT_NE(std::count(twin.begin(), twin.end(), 0), static_cast<std::ptrdiff_t>(twin.size()));
 }
 
+TEST_F(DirectTest, AForkedChildHasNoMapping) {
+  DirectCache cache;
+  const auto status = cache.Map(Args());
+  ASSERT_TRUE(status.ok()) << status.message;
+  unsigned char present = 0;
+  ASSERT_EQ(mincore(cache.data(), 1, &present), 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(mincore(cache.data(), 1, &present) == 0 ? 1 : 0);
+  int state = 0;
+  ASSERT_EQ(waitpid(child, &state, 0), child);
+  EXPECT_EQ(state, 0);
+}
+
 TEST_F(DirectTest, BadRowsAreSkippedAndCounted) {
   DirectCache cache;
   ASSERT_TRUE(cache.Map(Args()).ok());
@@ -228,6 +243,11 @@ TEST_F(DirectTest, AHandleThatCannotBeIsRefusedUnredeemed) {
   EXPECT_EQ(reason([](auto& a) { a.socket_path = nullptr; }), "FIELD_MISSING");
   EXPECT_EQ(reason([](auto& a) { a.offset_bytes = -1; }), "HANDLE_INVALID");
   EXPECT_EQ(reason([](auto& a) { a.size_bytes -= 1; }), "SIZE_MISMATCH");
+  EXPECT_EQ(reason([](auto& a) {  // pages and rings whose sum overflows
+              a.size_bytes = INT64_MAX;
+              a.geometry.block_stride = INT64_MAX / a.geometry.blocks / kSummaryBytes * kSummaryBytes;
+            }),
+            "SIZE_MISMATCH");
   EXPECT_EQ(reason([](auto& a) { a.size_bytes = -1; }), "SIZE_MISMATCH");
   EXPECT_EQ(reason([](auto& a) { a.geometry.layers = 0; }), "SIZE_MISMATCH");
   EXPECT_EQ(reason([](auto& a) { a.geometry.layers = INT32_MAX; }), "SIZE_MISMATCH");

@@ -1,5 +1,6 @@
 #include "client/direct/kvsummary.h"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <string>
@@ -75,7 +76,9 @@ PlainStatus CheckGeometry(const CacheGeometry& g, std::int64_t size_bytes) {
                         ProductAtMost(g.blocks, g.block_size, kMaxIndex) &&
                         ProductAtMost(g.ring_blocks, g.rows_per_block(), kMaxIndex);
   if (!possible) return Invalid("SIZE_MISMATCH", "geometry is not one of a cache");
-  if (size_bytes <= 0 || !ProductAtMost(g.blocks, g.block_stride, size_bytes) ||
+  // Within half of what a number holds, the pages and the rings (of kMaxIndex rows) add up without overflow.
+  constexpr std::int64_t kMaxPageBytes = std::int64_t{1} << 62;
+  if (size_bytes <= 0 || !ProductAtMost(g.blocks, g.block_stride, std::min(size_bytes, kMaxPageBytes)) ||
       g.total_bytes() > size_bytes) {
     return Invalid("SIZE_MISMATCH", "size_bytes is " + std::to_string(size_bytes) +
                                         ", too little for a cache of this geometry");

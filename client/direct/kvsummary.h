@@ -10,7 +10,8 @@
  * complete on return.
  *
  * Functions return a kvs_code; kvs_last_error says more. They may be called from any thread; a kvs_cache must
- * not be unmapped while another thread uses it. Nothing throws. Not usable in a child after fork().
+ * not be unmapped while another thread uses it. Nothing throws. Not usable in a child after fork(), which
+ * does not inherit the memory of a mapped cache.
  */
 #pragma once
 
@@ -78,7 +79,8 @@ typedef struct kvs_cache kvs_cache;
 KVS_API int kvs_map(const kvs_map_args* args, kvs_cache** cache);
 
 /* Ends the use of `cache`, and unmaps the memory with its last use. Every launch on it must have finished:
- * CUDA does not wait. Tell the daemon afterwards (CacheService.ReleaseMemory). Null is allowed. */
+ * CUDA does not wait. Tell the daemon afterwards (CacheService.ReleaseMemory, which a session that was lost may
+ * still call), as after a kvs_map that failed once the ticket was redeemed. Null is allowed. */
 KVS_API int kvs_unmap(kvs_cache* cache);
 
 /* Rows: bf16 [layers][rows][256] of key and of z. Strides count elements; key and z may be column slices of

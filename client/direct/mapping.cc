@@ -50,6 +50,8 @@ OpenResult OpenMemfd(int descriptor, std::size_t bytes) {
         {kPlainResourceExhausted, "", "mmap of " + std::to_string(bytes) + " bytes: " + std::strerror(errno)},
         nullptr};
   }
+  // The daemon takes the mapping for gone when this process has ended: no child may have it from then on.
+  madvise(data, bytes, MADV_DONTFORK);
   return {{}, std::make_unique<HostMapping>(data, bytes)};
 }
 
