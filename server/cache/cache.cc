@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/str_format.h"
+#include "server/error.h"
+
 namespace kvsummary {
 Cache::Cache(std::string name, std::uint64_t generation, CacheGeometry geometry, Device& device,
              std::shared_ptr<Segment> segment, std::uint64_t session)
@@ -12,18 +15,25 @@ Cache::Cache(std::string name, std::uint64_t generation, CacheGeometry geometry,
       segment_(std::move(segment)),
       session_(session) {}
 
+absl::Status Cache::health() const {
+  if (!superseded_) return device_.health();
+  return Refuse(
+      Reason::GENERATION_STALE, "cache.generation",
+      absl::StrFormat("cache \"%s\" has been taken over: generation %d is past", name_, generation_));
+}
+
 absl::Status Cache::Apply(LayerSpan layers, const Step& step, RowsIn rows_in) {
-  if (auto s = device_.health(); !s.ok()) return s;
+  if (auto s = health(); !s.ok()) return s;
   return device_.Apply(MakeView(geometry_, segment_->memory().data(), layers), step, rows_in);
 }
 
 absl::Status Cache::CopyOut(std::span<const Piece> pieces, char* host) {
-  if (auto s = device_.health(); !s.ok()) return s;
+  if (auto s = health(); !s.ok()) return s;
   return device_.CopyOut(segment_->memory(), pieces, host);
 }
 
 absl::Status Cache::CopyIn(std::span<const Piece> pieces, const char* host) {
-  if (auto s = device_.health(); !s.ok()) return s;
+  if (auto s = health(); !s.ok()) return s;
   return device_.CopyIn(segment_->memory(), pieces, host);
 }
 

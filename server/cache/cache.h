@@ -7,7 +7,8 @@
 // A cache belongs to the session that made or attached it, or to the operator (session 0). The end of its
 // session detaches it: it is kept for the grace time, in which Attach gives it to another session as a new
 // Cache of the same memory and a higher generation. Generations rise, also over restarts of the daemon (they
-// start at the clock's microseconds), so a late call of an earlier life never meets a later one.
+// start at the clock's microseconds), so a late call of an earlier life never meets a later one: work on it
+// that was queued is done when Attach answers, and what comes later is refused.
 #pragma once
 
 #include <atomic>
@@ -54,6 +55,8 @@ class Cache {
 
  private:
   friend class CacheManager;
+  // Of the device, and of this life of the cache.
+  absl::Status health() const;
   struct OnDropped {
     absl::AnyInvocable<void()> call;
     ~OnDropped() {
@@ -69,6 +72,7 @@ class Cache {
   const std::shared_ptr<Segment> segment_;
   const std::uint64_t session_;
   std::atomic<bool> attached_ = true;
+  std::atomic<bool> superseded_ = false;  // by a later life, which has the memory now
 };
 
 // Where the pages of one block, or the `capacity` rows of one ring block, of some layers lie. One piece
@@ -116,8 +120,9 @@ class CacheManager {
   // Makes a cache and calls `done` with it, or with a refusal and nothing kept. Nothing is made when
   // `cancelled` says that nobody waits any more. `done` may run before Create returns.
   void Create(Wanted wanted, absl::AnyInvocable<bool()> cancelled, absl::AnyInvocable<void(CacheOr)> done);
-  // Gives a detached cache to a session under a new generation. CACHE_IN_USE, CACHE_STILL_MAPPED.
-  CacheOr Attach(const std::string& name, std::uint64_t session);
+  // Gives a detached cache to a session under a new generation, and calls `done` with it once no work of an
+  // earlier life is under way: who maps the memory then has it to himself. CACHE_IN_USE, CACHE_STILL_MAPPED.
+  void Attach(const std::string& name, std::uint64_t session, absl::AnyInvocable<void(CacheOr)> done);
   // Detaches the session's caches. Idempotent; whoever gives a session something calls it when (or after) the
   // session ends.
   void EndSession(std::uint64_t session);
@@ -162,6 +167,7 @@ class CacheManager {
   CacheOr MakeOnExecutor(const Wanted& wanted, Device& device, absl::AnyInvocable<bool()>& cancelled);
   void Forget(const std::string& name);
   // With mutex_ held.
+  CacheOr AttachLocked(const std::string& name, std::uint64_t session);
   CacheOr FindLocked(const std::string& name) const;
   CacheOr FindLocked(const std::string& name, std::uint64_t generation) const;
   CacheOr FindMappableLocked(const std::string& name, std::uint64_t generation, std::uint64_t session) const;

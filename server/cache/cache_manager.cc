@@ -116,11 +116,22 @@ CacheManager::CacheOr CacheManager::MakeOnExecutor(const Wanted& wanted, Device&
   return cache;
 }
 
-CacheManager::CacheOr CacheManager::Attach(const std::string& name, std::uint64_t session) {
-  std::lock_guard lock(mutex_);
+void CacheManager::Attach(const std::string& name, std::uint64_t session,
+                          absl::AnyInvocable<void(CacheOr)> done) {
+  auto cache = [&] {
+    std::lock_guard lock(mutex_);
+    return AttachLocked(name, session);
+  }();
+  if (!cache.ok()) return done(std::move(cache));
+  Executor& executor = (*cache)->device().executor();
+  executor.SubmitFree(
+      [cache = *std::move(cache), done = std::move(done)]() mutable { done(std::move(cache)); });
+}
+
+CacheManager::CacheOr CacheManager::AttachLocked(const std::string& name, std::uint64_t session) {
   auto found = FindLocked(name);
   if (!found.ok()) return found;
-  const Cache& old = **found;
+  Cache& old = **found;
   if (old.attached()) {
     return Refuse(Reason::CACHE_IN_USE, "name",
                   absl::StrFormat("cache \"%s\" belongs to %s", name,
@@ -133,6 +144,7 @@ CacheManager::CacheOr CacheManager::Attach(const std::string& name, std::uint64_
   }
   auto cache =
       std::make_shared<Cache>(name, next_generation_++, old.geometry(), old.device(), old.segment_, session);
+  old.superseded_ = true;
   caches_[name] = Entry{.cache = cache};
   return cache;
 }

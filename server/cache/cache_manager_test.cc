@@ -65,6 +65,12 @@ class CacheManagerTest : public ::testing::Test {
     const auto mapped = caches_->MapMemory(name, generation, session, std::move(pidfd));
     return mapped.ok() ? "OK" : RefusalReason(mapped.status());
   }
+  CacheManager::CacheOr Attach(const std::string& name, std::uint64_t session) {
+    std::promise<CacheManager::CacheOr> attached;
+    caches_->Attach(name, session,
+                    [&](CacheManager::CacheOr cache) { attached.set_value(std::move(cache)); });
+    return attached.get_future().get();
+  }
   // Bytes in use, once what is queued for the device is done.
   std::int64_t Used() {
     std::promise<void> done;
@@ -104,18 +110,61 @@ TEST_F(CacheManagerTest, AttachLooksForItselfWhetherTheMapperHasEnded) {
   const auto generation = Create("c", 7);
   ASSERT_EQ(Map("c", generation, 7, mapper.Pidfd()), "OK");
   caches_->EndSession(7);
-  EXPECT_EQ(RefusalReason(caches_->Attach("c", 8).status()), "CACHE_STILL_MAPPED");
+  EXPECT_EQ(RefusalReason(Attach("c", 8).status()), "CACHE_STILL_MAPPED");
   mapper.Kill();
-  const auto taken = caches_->Attach("c", 8);
+  const auto taken = Attach("c", 8);
   ASSERT_TRUE(taken.ok()) << taken.status();
   EXPECT_GT((*taken)->generation(), generation);
   EXPECT_EQ(RefusalReason(caches_->Find("c", generation).status()), "GENERATION_STALE");
 }
 
+// What one life has queued is done before the next one begins, or never: the next may map the memory and
+// write to it without asking the daemon.
+TEST_F(CacheManagerTest, WorkOfAnEarlierLifeEndsBeforeTheNextBegins) {
+  Create("c", 7);
+  Executor& executor = caches_->devices()[0]->executor();
+  const auto old = *caches_->Find("c");
+  const std::vector<char> page(512, 1);
+  const Piece first_page{kGeometry.page_bytes(), kGeometry.page_bytes()};
+  std::promise<void> release;
+  std::string log;
+  ASSERT_TRUE(executor.Submit([&] { release.get_future().wait(), log += "old;"; }).ok());
+  caches_->EndSession(7);
+  std::promise<void> attached;
+  caches_->Attach("c", 8, [&](const CacheManager::CacheOr& cache) {
+    EXPECT_TRUE(cache.ok()) << cache.status();
+    log += "attached;";
+    attached.set_value();
+  });
+  ASSERT_TRUE(
+      executor  // a call that had found the cache before, and was slow to queue its work
+          .Submit([&] {
+            EXPECT_EQ(RefusalReason(old->CopyIn({&first_page, 1}, page.data())), "GENERATION_STALE");
+            std::vector<char> read(page.size());
+            EXPECT_EQ(RefusalReason(old->CopyOut({&first_page, 1}, read.data())), "GENERATION_STALE");
+            EXPECT_EQ(RefusalReason(old->Apply({0, 2}, DecodeStep(), RowsIn::kHost)), "GENERATION_STALE");
+          })
+          .ok());
+  release.set_value();
+  attached.get_future().wait();
+  EXPECT_EQ(log, "old;attached;");
+  EXPECT_GT(Used(), 0);
+}
+
+TEST_F(CacheManagerTest, MappingsOfAllSessionsAreLimited) {
+  const auto generation = Create("operators", 0);
+  for (std::uint64_t i = 0; i < kMaxMappings; ++i) {
+    ASSERT_EQ(Map("operators", generation, 1 + i / kMaxSessionMappings, Descriptor()), "OK");
+  }
+  EXPECT_EQ(Map("operators", generation, 1000, Descriptor()), "SESSION_LIMIT");
+  caches_->EndSession(1);
+  EXPECT_EQ(Map("operators", generation, 1000, Descriptor()), "OK");
+}
+
 TEST_F(CacheManagerTest, AnAttachedCacheDoesNotExpire) {
   Create("c", 7);
   caches_->EndSession(7);
-  ASSERT_TRUE(caches_->Attach("c", 8).ok());
+  ASSERT_TRUE(Attach("c", 8).ok());
   now_ += std::chrono::seconds(100);
   EXPECT_EQ(caches_->Reap(), std::nullopt);
   EXPECT_TRUE((*caches_->Find("c"))->attached());
@@ -129,7 +178,7 @@ TEST_F(CacheManagerTest, TheEndOfAnotherSessionChangesNothing) {
   caches_->EndSession(7);
   EXPECT_FALSE((*caches_->Find("c"))->attached());
   EXPECT_TRUE((*caches_->Find("operators"))->attached());
-  EXPECT_EQ(RefusalReason(caches_->Attach("operators", 8).status()), "CACHE_IN_USE");
+  EXPECT_EQ(RefusalReason(Attach("operators", 8).status()), "CACHE_IN_USE");
 }
 
 TEST_F(CacheManagerTest, ADetachedCacheIsNotMappedByItsOldSession) {
@@ -147,7 +196,7 @@ TEST_F(CacheManagerTest, AMappingWithoutPidfdEndsWithItsSession) {
   EXPECT_EQ(caches_->MappedBy(7), std::vector<std::string>{"c"});
   caches_->EndSession(7);
   EXPECT_TRUE(caches_->MappedBy(7).empty());
-  EXPECT_TRUE(caches_->Attach("c", 8).ok());
+  EXPECT_TRUE(Attach("c", 8).ok());
 }
 
 TEST_F(CacheManagerTest, OnlyALivingOwnerIsToldOfALoss) {

@@ -35,8 +35,12 @@ absl::Status Mappings::Add(Mapping mapping) {
         Reason::SESSION_LIMIT, "session_id",
         absl::StrFormat("the session has mapped memory %d times and not released it", kMaxSessionMappings));
   }
+  if (mappings_.size() >= kMaxMappings) {
+    return Refuse(Reason::SESSION_LIMIT, "session_id",
+                  absl::StrFormat("memory has been mapped %d times and not been released", kMaxMappings));
+  }
   if (mapping.pidfd) {
-    if (!IsPidfd(mapping.pidfd.get()) || HasEnded(mapping.pidfd.get())) {
+    if (!PidOf(mapping.pidfd.get()) || HasEnded(mapping.pidfd.get())) {
       return Refuse(Reason::DESCRIPTOR_MISSING, "",
                     "the descriptor is not a pidfd of the living process that maps the memory");
     }

@@ -21,6 +21,8 @@
 namespace kvsummary {
 
 inline constexpr std::size_t kMaxSessionMappings = 256;
+// Of all sessions, those that have ended among them: a process that lives on keeps their records.
+inline constexpr std::size_t kMaxMappings = 4096;
 
 struct Mapping {
   std::uint64_t session = 0;  // its number
@@ -34,7 +36,7 @@ class Mappings {
  public:
   Mappings();
 
-  // SESSION_LIMIT beyond the limit of a session; DESCRIPTOR_MISSING when mapping.pidfd is a descriptor but
+  // SESSION_LIMIT beyond the limit of a session or of all; DESCRIPTOR_MISSING when mapping.pidfd is a descriptor but
   // not one of a living process.
   absl::Status Add(Mapping mapping);
   // The session has unmapped what it got of a cache in one generation.

@@ -171,11 +171,15 @@ class CacheService final : public v1::CacheService::CallbackService {
     if (!reactor->admitted().ok()) return Done(reactor, reactor->admitted());
     const auto session = context_.sessions.Find(request->session_id());
     if (!session.ok()) return Done(reactor, session.status());
-    const auto cache = context_.caches.Attach(request->name(), (*session)->number());
-    if (!cache.ok()) return Done(reactor, cache.status());
-    DetachAtEnd(context_, *session);
-    FillInfo(**cache, reply->mutable_info());
-    return Done(reactor, absl::OkStatus());
+    context_.caches.Attach(request->name(), (*session)->number(),
+                           [this, session = *session, reactor, reply](const CacheManager::CacheOr& cache) {
+                             if (cache.ok()) {
+                               FillInfo(**cache, reply->mutable_info());
+                               DetachAtEnd(context_, session);
+                             }
+                             Done(reactor, cache.status());
+                           });
+    return reactor;
   }
 
   grpc::ServerUnaryReactor* GetCache(grpc::CallbackServerContext* call, const v1::GetCacheRequest* request,
