@@ -167,9 +167,9 @@ absl::Status ExportMemory(const ServiceContext& context, const v1::ExportMemoryR
 }
 
 absl::Status ReleaseMemory(const ServiceContext& context, const v1::ReleaseMemoryRequest& request) {
-  const auto session = context.sessions.Find(request.session_id());
+  const auto session = context.sessions.NumberOf(request.session_id());
   if (!session.ok()) return session.status();
-  context.caches.ReleaseMemory(request.cache().name(), request.cache().generation(), (*session)->number());
+  context.caches.ReleaseMemory(request.cache().name(), request.cache().generation(), *session);
   return absl::OkStatus();
 }
 

@@ -11,10 +11,17 @@
 namespace kvsummary {
 namespace {
 
-absl::Status Ended() { return Refuse(Reason::SESSION_NOT_FOUND, "session_id", "the session has ended"); }
+absl::Status Ended() { return Refuse(Reason::SESSION_ENDED, "session_id", "the session has ended"); }
 
 absl::Status NoBuffer(std::uint64_t id) {
   return Refuse(Reason::BUFFER_NOT_FOUND, "buffer_id", absl::StrFormat("the session has no buffer %d", id));
+}
+
+absl::Status CheckId(const std::string& id) {
+  if (id.size() == kSessionIdBytes) return absl::OkStatus();
+  return Refuse(
+      Reason::SESSION_REQUIRED, "session_id",
+      absl::StrFormat("the call needs a session_id of %d bytes, not %d", kSessionIdBytes, id.size()));
 }
 
 }  // namespace
@@ -138,23 +145,32 @@ absl::StatusOr<std::shared_ptr<Session>> SessionManager::Open(const std::string&
 }
 
 absl::StatusOr<std::shared_ptr<Session>> SessionManager::Find(const std::string& id) const {
-  if (id.size() != kSessionIdBytes) {
-    return Refuse(
-        Reason::SESSION_REQUIRED, "session_id",
-        absl::StrFormat("the call needs a session_id of %d bytes, not %d", kSessionIdBytes, id.size()));
-  }
+  if (auto s = CheckId(id); !s.ok()) return s;
   std::lock_guard lock(mutex_);
-  const auto it = sessions_.find(id);
-  if (it == sessions_.end()) {
-    return Refuse(Reason::SESSION_NOT_FOUND, "session_id", "no live session has this id");
-  }
-  return it->second;
+  if (const auto it = sessions_.find(id); it != sessions_.end()) return it->second;
+  const auto ended = FindEnded(id);
+  return ended.ok() ? Ended() : ended.status();
+}
+
+absl::StatusOr<std::uint64_t> SessionManager::NumberOf(const std::string& id) const {
+  if (auto s = CheckId(id); !s.ok()) return s;
+  std::lock_guard lock(mutex_);
+  if (const auto it = sessions_.find(id); it != sessions_.end()) return it->second->number();
+  return FindEnded(id);
+}
+
+absl::StatusOr<std::uint64_t> SessionManager::FindEnded(const std::string& id) const {
+  const auto it =
+      std::find_if(ended_.begin(), ended_.end(), [&](const auto& ended) { return ended.id == id; });
+  if (it != ended_.end()) return it->number;
+  return Refuse(Reason::SESSION_NOT_FOUND, "session_id", "no live session has this id");
 }
 
 void SessionManager::End(const std::shared_ptr<Session>& session) {
   {
     std::lock_guard lock(mutex_);
-    sessions_.erase(session->id());
+    if (sessions_.erase(session->id()) != 0) ended_.push_back({session->id(), session->number()});
+    if (ended_.size() > kMaxSessions) ended_.pop_front();
   }
   session->End();
 }

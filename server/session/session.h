@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -44,10 +45,10 @@ class Session {
   bool ended() const;
 
   // Reserves an id for a buffer that is still to come (a memfd's ticket has to be redeemed first).
-  // SESSION_LIMIT beyond the limits of a session, SESSION_NOT_FOUND after End.
+  // SESSION_LIMIT beyond the limits of a session, SESSION_ENDED after End.
   absl::StatusOr<std::uint64_t> ReserveBuffer();
   // Puts the buffer under its reserved id, or refuses and forgets the id: BUFFER_REGISTERED when the session
-  // has memory of the same identity already, SESSION_NOT_FOUND after End.
+  // has memory of the same identity already, SESSION_ENDED after End.
   absl::Status FillBuffer(std::uint64_t buffer_id, std::shared_ptr<Buffer> buffer);
   // BUFFER_NOT_FOUND, or BUFFER_NOT_READY while it is only reserved.
   absl::StatusOr<std::shared_ptr<Buffer>> FindBuffer(std::uint64_t buffer_id) const;
@@ -85,16 +86,26 @@ class SessionManager {
  public:
   // NAME_INVALID, or SESSION_LIMIT beyond the daemon's limit of sessions.
   absl::StatusOr<std::shared_ptr<Session>> Open(const std::string& name);
-  // SESSION_REQUIRED for an id that has not 16 bytes, SESSION_NOT_FOUND for one that is not a live session's.
+  // SESSION_REQUIRED for an id that has not 16 bytes, SESSION_ENDED for one of the last kMaxSessions that
+  // have ended, SESSION_NOT_FOUND for any other that is not a live session's.
   absl::StatusOr<std::shared_ptr<Session>> Find(const std::string& id) const;
+  // The number of a session that lives or is one of the last that have ended. Refuses as Find.
+  absl::StatusOr<std::uint64_t> NumberOf(const std::string& id) const;
   void End(const std::shared_ptr<Session>& session);
   // Oldest first.
   std::vector<std::shared_ptr<Session>> List() const;
 
  private:
+  absl::StatusOr<std::uint64_t> FindEnded(const std::string& id) const;  // with mutex_ held
+
   mutable std::mutex mutex_;
   std::uint64_t next_number_ = 1;
   std::map<std::string, std::shared_ptr<Session>> sessions_;  // by id
+  struct EndedSession {
+    std::string id;
+    std::uint64_t number;
+  };
+  std::deque<EndedSession> ended_;  // the last kMaxSessions
 };
 
 }  // namespace kvsummary

@@ -60,6 +60,20 @@ TEST(Sessions, AreLimited) {
   EXPECT_TRUE(sessions.Open("s").ok());
 }
 
+TEST(Sessions, TheLastThatEndedAreRemembered) {
+  SessionManager sessions;
+  const auto first = MustOpen(sessions, "s");
+  EXPECT_EQ(*sessions.NumberOf(first->id()), first->number());
+  sessions.End(first);
+  for (std::size_t i = 0; i + 1 < kMaxSessions; ++i) sessions.End(MustOpen(sessions, "s"));
+  EXPECT_EQ(*sessions.NumberOf(first->id()), first->number());
+  EXPECT_EQ(RefusalReason(sessions.Find(first->id()).status()), "SESSION_ENDED");
+  sessions.End(MustOpen(sessions, "s"));
+  EXPECT_EQ(RefusalReason(sessions.NumberOf(first->id()).status()), "SESSION_NOT_FOUND");
+  EXPECT_EQ(RefusalReason(sessions.Find(first->id()).status()), "SESSION_NOT_FOUND");
+  EXPECT_EQ(RefusalReason(sessions.NumberOf("short").status()), "SESSION_REQUIRED");
+}
+
 TEST(Sessions, EndFreesEverythingOnce) {
   SessionManager sessions;
   const auto session = MustOpen(sessions, "a");
@@ -75,11 +89,10 @@ TEST(Sessions, EndFreesEverythingOnce) {
   EXPECT_EQ(told, 1);
   EXPECT_TRUE(session->ended());
   EXPECT_TRUE(sessions.List().empty());
-  EXPECT_EQ(RefusalReason(sessions.Find(session->id()).status()), "SESSION_NOT_FOUND");
-  EXPECT_EQ(RefusalReason(session->FindBuffer(*id).status()), "SESSION_NOT_FOUND");
-  EXPECT_EQ(RefusalReason(session->ReserveBuffer().status()), "SESSION_NOT_FOUND");
-  EXPECT_EQ(RefusalReason(session->FillBuffer(*id, std::make_shared<FakeBuffer>(8, ""))),
-            "SESSION_NOT_FOUND");
+  EXPECT_EQ(RefusalReason(sessions.Find(session->id()).status()), "SESSION_ENDED");
+  EXPECT_EQ(RefusalReason(session->FindBuffer(*id).status()), "SESSION_ENDED");
+  EXPECT_EQ(RefusalReason(session->ReserveBuffer().status()), "SESSION_ENDED");
+  EXPECT_EQ(RefusalReason(session->FillBuffer(*id, std::make_shared<FakeBuffer>(8, ""))), "SESSION_ENDED");
   session->OnEnd(&sessions, [&] { ++told; });  // at once
   EXPECT_EQ(told, 2);
 }

@@ -24,7 +24,7 @@ absl::StatusOr<std::string> Tickets::Issue(const std::shared_ptr<Session>& sessi
     entries_.emplace(*ticket, Entry{number, std::move(purpose)});
   }
   session->OnEnd(this, [this, number] { EndSession(number); });
-  if (session->ended()) return Refuse(Reason::SESSION_NOT_FOUND, "session_id", "the session has ended");
+  if (session->ended()) return Refuse(Reason::SESSION_ENDED, "session_id", "the session has ended");
   return ticket;
 }
 

@@ -30,7 +30,7 @@ class Tickets {
   Tickets(const Tickets&) = delete;
   Tickets& operator=(const Tickets&) = delete;
 
-  // SESSION_LIMIT beyond the limit of a session, SESSION_NOT_FOUND after its end. Must outlive the session.
+  // SESSION_LIMIT beyond the limit of a session, SESSION_ENDED after its end. Must outlive the session.
   absl::StatusOr<std::string> Issue(const std::shared_ptr<Session>& session, Purpose purpose);
 
   // TICKET_UNKNOWN, or what the ticket's purpose answers.

@@ -57,7 +57,7 @@ TEST_F(TicketsTest, EndWithTheirSession) {
 
 TEST_F(TicketsTest, NoneAfterTheEndOfTheSession) {
   sessions_.End(session_);
-  EXPECT_EQ(RefusalReason(tickets_.Issue(session_, Answering(1)).status()), "SESSION_NOT_FOUND");
+  EXPECT_EQ(RefusalReason(tickets_.Issue(session_, Answering(1)).status()), "SESSION_ENDED");
   EXPECT_EQ(tickets_.Count(session_->number()), 0);
 }
 
