@@ -40,7 +40,7 @@ const std::vector<Command>& Commands() {
        RunCreateCache},
       {"delete-cache",
        "",
-       "Deletes a cache; its memory is free at once.",
+       "Deletes a cache; its memory is free at once, unless a process has it mapped.",
        {{"name", "NAME", nullptr, "of the cache"}},
        RunDeleteCache},
       {"dump",
