@@ -1,4 +1,5 @@
-// A client as tests need it: stubs, an Open stream, and the descriptor socket's other end.
+// What tests of the server send and look at: a client with stubs, an Open stream and the descriptor socket's
+// other end; updates of the caches that it makes, and all bytes of one.
 #pragma once
 
 #include <fcntl.h>
@@ -12,12 +13,14 @@
 
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "kernels/layout.h"
 #include "kvsummary/v1/admin.grpc.pb.h"
 #include "kvsummary/v1/cache.grpc.pb.h"
 #include "kvsummary/v1/session.grpc.pb.h"
@@ -41,11 +44,29 @@ inline std::string ReasonOf(const grpc::Status& status) {
   return std::to_string(status.error_code()) + " " + status.error_message();
 }
 
+// Reason and field of a refusal's details, as "REASON field".
+inline std::string Details(const grpc::Status& status) {
+  google::rpc::Status details;
+  if (!details.ParseFromString(status.error_details())) return "";
+  std::string reason;
+  std::string field;
+  for (const auto& any : details.details()) {
+    google::rpc::ErrorInfo info;
+    google::rpc::BadRequest bad;
+    google::rpc::QuotaFailure quota;
+    if (any.UnpackTo(&info))
+      reason = info.domain() == "kvsummary" ? info.reason() : "domain " + info.domain();
+    if (any.UnpackTo(&bad)) field = " " + bad.field_violations(0).field();
+    if (any.UnpackTo(&quota)) field = " quota " + quota.violations(0).subject();
+  }
+  return details.code() == status.error_code() ? reason + field : "another code than the status's";
+}
+
 inline constexpr int kAllSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 inline Descriptor MakeMemfd(std::int64_t bytes, int seals = kAllSeals) {
   Descriptor memfd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memfd || ftruncate(memfd.get(), bytes) != 0 || fcntl(memfd.get(), F_ADD_SEALS, seals) != 0)
+  if (!memfd || posix_fallocate(memfd.get(), 0, bytes) != 0 || fcntl(memfd.get(), F_ADD_SEALS, seals) != 0)
     std::abort();
   return memfd;
 }
@@ -140,6 +161,9 @@ class TestClient {
     stream.reset();
   }
 
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+
+  // 2 layers, 10 blocks of 16 tokens, 4 ring blocks of 2 * 12 rows (bases 24, 48, 72), on the host.
   static v1::CreateCacheRequest CacheRequest(const std::string& name) {
     v1::CreateCacheRequest request;
     request.set_name(name);
@@ -148,8 +172,10 @@ class TestClient {
     g->set_layers(2);
     g->set_blocks(10);
     g->set_block_size(16);
+    g->set_block_stride(1280);
     g->set_ring_blocks(4);
     g->set_capacity(10);
+    g->set_rows_per_layer(12);
     g->set_k(3);
     return request;
   }
@@ -249,5 +275,96 @@ class TestClient {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<grpc::ClientContext> context_;
 };
+
+// Everything in the cache: all pages, then all tails. Empty when a read is refused.
+inline std::string Snapshot(v1::CacheService::Stub& caches, const v1::CacheInfo& info) {
+  std::string bytes;
+  v1::ReadPagesRequest pages;
+  *pages.mutable_cache() = info.cache();
+  pages.mutable_layers()->set_count(info.geometry().layers());
+  for (int b = 0; b < info.geometry().blocks(); ++b) pages.add_blocks(b);
+  grpc::ClientContext context;
+  auto reader = caches.ReadPages(&context, pages);
+  for (v1::ReadPagesResponse part; reader->Read(&part);) bytes += part.data();
+  if (!reader->Finish().ok()) return "";
+  v1::ReadRingRequest ring;
+  *ring.mutable_cache() = info.cache();
+  ring.mutable_layers()->set_count(info.geometry().layers());
+  for (int b = 0; b < info.geometry().ring_blocks(); ++b) ring.add_ring_blocks(b);
+  grpc::ClientContext ring_context;
+  auto ring_reader = caches.ReadRing(&ring_context, ring);
+  for (v1::ReadRingResponse part; ring_reader->Read(&part);) bytes += part.data();
+  return ring_reader->Finish().ok() ? bytes : "";
+}
+
+// bf16 rows of ordinary values, [layers][rows][512].
+inline std::string RandomRows(int layers, int rows, unsigned seed) {
+  std::mt19937 random(seed);
+  std::string bytes(static_cast<std::size_t>(layers) * static_cast<std::size_t>(rows) * kRowBytes, 0);
+  for (std::size_t i = 0; i + 1 < bytes.size(); i += 2) {
+    bytes[i] = static_cast<char>(random());
+    bytes[i + 1] = static_cast<char>(0x3c + random() % 4 + (random() % 2) * 0x80);
+  }
+  return bytes;
+}
+
+// Updates of both layers of a cache of CacheRequest, by messages: of one request in block 1 on and ring
+// block 1. The chunk begins at position 0, the verified rows at `first`.
+inline v1::UpdatePrefillRequest PrefillOf(const v1::CacheInfo& info, int count, unsigned seed) {
+  v1::UpdatePrefillRequest request;
+  *request.mutable_cache() = info.cache();
+  request.mutable_layers()->set_count(2);
+  for (int i = 0; i < count; ++i) {
+    request.add_slots(16 + i);
+    request.add_positions(i);
+    request.add_ring_bases(24);
+  }
+  request.add_query_start_loc(0);
+  request.add_query_start_loc(count);
+  request.mutable_rows()->set_inline_(RandomRows(2, count, seed));
+  return request;
+}
+inline v1::UpdateVerifyRequest VerifyOf(const v1::CacheInfo& info, int first, int count, unsigned seed) {
+  v1::UpdateVerifyRequest request;
+  *request.mutable_cache() = info.cache();
+  request.mutable_layers()->set_count(2);
+  for (int i = 0; i < count; ++i) {
+    request.add_slots(16 + first + i);
+    request.add_ring_bases(24);
+  }
+  request.add_query_start_loc(0);
+  request.add_query_start_loc(count);
+  request.add_seq_lens(first + count);
+  request.mutable_rows()->set_inline_(RandomRows(2, count, seed));
+  return request;
+}
+inline v1::UpdateDecodeRequest DecodeOf(const v1::CacheInfo& info, int position, unsigned seed) {
+  v1::UpdateDecodeRequest request;
+  *request.mutable_cache() = info.cache();
+  request.mutable_layers()->set_count(2);
+  request.add_slots(16 + position);
+  request.add_positions(position);
+  request.add_ring_bases(24);
+  request.mutable_rows()->set_inline_(RandomRows(2, 1, seed));
+  return request;
+}
+
+inline grpc::Status Send(v1::UpdateService::Stub& updates, grpc::ClientContext* context,
+                         const v1::UpdatePrefillRequest& request, v1::UpdateResult* result = nullptr) {
+  v1::UpdatePrefillResponse reply;
+  const auto status = updates.UpdatePrefill(context, request, &reply);
+  if (result != nullptr) *result = reply.result();
+  return status;
+}
+inline grpc::Status Send(v1::UpdateService::Stub& updates, grpc::ClientContext* context,
+                         const v1::UpdateVerifyRequest& request) {
+  v1::UpdateVerifyResponse reply;
+  return updates.UpdateVerify(context, request, &reply);
+}
+inline grpc::Status Send(v1::UpdateService::Stub& updates, grpc::ClientContext* context,
+                         const v1::UpdateDecodeRequest& request) {
+  v1::UpdateDecodeResponse reply;
+  return updates.UpdateDecode(context, request, &reply);
+}
 
 }  // namespace kvsummary
