@@ -12,8 +12,8 @@
 //                    pages present (fallocate)
 //
 // The pidfd tells the daemon when a mapping ends for certain: a generation stops calls, not writes to
-// mapped memory. So it must be of the process that sends it, and that process must not pass the memory on: not
-// by its descriptor, nor to a child by fork (madvise MADV_DONTFORK).
+// mapped memory. So it must be of the process that sends it, and that process must not pass the memory on:
+// not by its descriptor, nor to a child by fork (madvise MADV_DONTFORK).
 //
 // Multi-byte fields are in the host's byte order: both ends are on one host.
 #pragma once

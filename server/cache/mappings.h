@@ -36,8 +36,8 @@ class Mappings {
  public:
   Mappings();
 
-  // SESSION_LIMIT beyond the limit of a session or of all; DESCRIPTOR_MISSING when mapping.pidfd is a descriptor but
-  // not one of a living process.
+  // SESSION_LIMIT beyond the limit of a session or of all; DESCRIPTOR_MISSING when mapping.pidfd is a
+  // descriptor but not one of a living process.
   absl::Status Add(Mapping mapping);
   // The session has unmapped what it got of a cache in one generation.
   void Release(std::uint64_t session, const std::string& cache, std::uint64_t generation);
