@@ -150,6 +150,8 @@ absl::StatusOr<ServerInfo> Client::GetServerInfo() {
                             .uuid = device.uuid(),
                             .budget_bytes = device.budget_bytes(),
                             .used_bytes = device.used_bytes(),
+                            .overhead_bytes = device.overhead_bytes(),
+                            .pinned_host_bytes = device.pinned_host_bytes(),
                             .unusable_reason = device.unusable_reason()});
   }
   return info;

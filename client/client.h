@@ -71,7 +71,7 @@ std::string FieldOf(const absl::Status& status);
 
 struct DeviceInfo {
   std::string name, description, uuid;
-  std::int64_t budget_bytes = 0, used_bytes = 0;
+  std::int64_t budget_bytes = 0, used_bytes = 0, overhead_bytes = 0, pinned_host_bytes = 0;
   std::string unusable_reason;
 };
 

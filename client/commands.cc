@@ -153,6 +153,7 @@ int RunPing(const Invocation& invocation) {
     absl::PrintF("%c %-8s %s used of %s, %s", device.name == info->default_device ? '*' : ' ', device.name,
                  FormatBytes(device.used_bytes), FormatBytes(device.budget_bytes), device.description);
     if (!device.uuid.empty()) absl::PrintF(", %s", device.uuid);
+    if (device.overhead_bytes > 0) absl::PrintF(", overhead %s", FormatBytes(device.overhead_bytes));
     if (!device.unusable_reason.empty()) absl::PrintF(", unusable: %s", device.unusable_reason);
     absl::PrintF("\n");
   }

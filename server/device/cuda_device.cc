@@ -1,16 +1,32 @@
-// A CUDA device through the runtime API. One stream; every call waits for it, so that host memory given to
-// a call may go when the call returns.
+// A CUDA device through the runtime API. One stream; every call waits for it, so that memory given to a call
+// may go when the call returns.
+//
+// All that a device takes besides caches is taken at Open and stays: the context, two halves of pinned host
+// memory (server/device/staging.h) and the stage, device memory for steps that kernels should not read over
+// the bus. Only a step beyond the stage takes more, out of the budget, for as long as it runs.
+//
+// Bytes cross the bus in one piece: a small step is read by the kernel from pinned memory, a larger one
+// copied to the stage first, at once or half by half; pages are gathered into pinned memory and scattered
+// from it.
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <bit>
 #include <cstring>
+#include <map>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/copy.h"
 #include "kernels/cuda_probe.h"
 #include "kernels/exp.h"
 #include "server/device/cuda_memory.h"
 #include "server/device/device.h"
+#include "server/device/granules.h"
+#include "server/device/nvml.h"
+#include "server/device/packed_step.h"
+#include "server/device/staging.h"
 #include "server/error.h"
 
 namespace kvsummary {
@@ -19,11 +35,26 @@ namespace {
 constexpr double kDefaultBudgetShare = 0.8;
 constexpr std::int64_t kProbeArguments = 1 << 20;
 
-// Stages are cut at this boundary: what the kernels' 16-byte loads need, and more.
-constexpr std::int64_t kStageAlignment = 256;
+constexpr std::int64_t kHalfBytes = 4 << 20;
+constexpr std::int64_t kStageBytes = 32 << 20;
+// Steps up to this size are read over the bus by the kernel: that takes less time than a copy and its launch.
+constexpr std::int64_t kInPlaceBytes = 512 << 10;
+// Of clients' host memory: of a buffer, for pinning takes the executor's time (about 0.1 ms a MiB), and of
+// all.
+constexpr std::int64_t kMaxPinnedBuffer = 256 << 20;
+constexpr std::int64_t kMaxPinned = 1 << 30;
 
-std::int64_t Aligned(std::int64_t bytes) {
-  return (bytes + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+static_assert(kHalfBytes % PackedStep::kPartAlignment == 0);
+static_assert(kInPlaceBytes <= kHalfBytes);
+static_assert(kProbeArguments * sizeof(float) <= kStageBytes);
+
+std::int64_t Aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+bool AlignedForKernels(const RowsView& rows) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(rows.key) | reinterpret_cast<std::uintptr_t>(rows.z);
+  const std::int64_t strides =
+      rows.key_stride | rows.z_stride | rows.key_layer_stride | rows.z_layer_stride;  // of 2 bytes
+  return bits % 16 == 0 && strides % 8 == 0;
 }
 
 std::string Uuid(const cudaUUID_t& uuid) {
@@ -35,24 +66,32 @@ std::string Uuid(const cudaUUID_t& uuid) {
   return text;
 }
 
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, private Staging::Fences {
  public:
   CudaDevice(int ordinal, const cudaDeviceProp& properties, std::int64_t budget_bytes)
       : Device(absl::StrCat("cuda:", ordinal), budget_bytes),
         id_{name(), ordinal, std::strstr(properties.name, " MIG ") != nullptr},
         share_of_free_(budget_bytes == 0),
         description_(absl::StrFormat("%s, sm_%d%d", properties.name, properties.major, properties.minor)),
-        uuid_(Uuid(properties.uuid)) {}
+        uuid_(Uuid(properties.uuid)),
+        ipc_handles_(id_) {}
 
   ~CudaDevice() override {
+    if (stream_ == nullptr) return;
     // Not on the executor's thread: without this, freeing would make a context on device 0.
-    if (stream_ != nullptr) cudaSetDevice(id_.ordinal);
-    if (stage_ != nullptr) cudaFree(stage_);
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+    cudaSetDevice(id_.ordinal);
+    cudaStreamSynchronize(stream_);
+    cudaFree(stage_);
+    cudaFreeHost(pinned_);
+    for (cudaEvent_t fence : fences_) {
+      if (fence != nullptr) cudaEventDestroy(fence);
+    }
+    cudaStreamDestroy(stream_);
   }
 
   std::string description() const override { return description_; }
   std::string uuid() const override { return uuid_; }
+  Overhead overhead() const override { return {overhead_bytes_, pinned_bytes_}; }
 
   absl::StatusOr<std::int64_t> AllocationBytes(std::int64_t bytes, MemoryKind kind) const override {
     return CudaAllocationBytes(id_, bytes, OrDefault(kind));
@@ -73,48 +112,121 @@ class CudaDevice final : public Device {
 
   absl::StatusOr<std::unique_ptr<Memory>> OpenIpc(const std::string& handle, std::int64_t offset,
                                                   std::int64_t bytes) override {
-    return OpenCudaIpc(id_, handle, offset, bytes);
+    return ipc_handles_.Open(handle, offset, bytes);
+  }
+
+  bool pins_host_memory() const override { return true; }
+
+  void PinHost(char* data, std::int64_t bytes) override {
+    if (stream_ == nullptr || bytes > kMaxPinnedBuffer || client_pinned_bytes_ + bytes > kMaxPinned) return;
+    if (cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterDefault) != cudaSuccess) {
+      cudaGetLastError();  // its rows are copied, as those of other memory
+      return;
+    }
+    void* seen = nullptr;
+    if (cudaHostGetDevicePointer(&seen, data, 0) != cudaSuccess || seen != data) {
+      cudaGetLastError();
+      cudaHostUnregister(data);
+      return;
+    }
+    client_pinned_[reinterpret_cast<std::uintptr_t>(data)] = bytes;
+    CountClientPinned(bytes);
+  }
+
+  void UnpinHost(char* data) override {
+    const auto it = client_pinned_.find(reinterpret_cast<std::uintptr_t>(data));
+    if (it == client_pinned_.end()) return;
+    static_cast<void>(Synchronize());  // a call that failed may have left work on it
+    cudaHostUnregister(data);
+    CountClientPinned(-it->second);
+    client_pinned_.erase(it);
   }
 
   absl::Status Apply(const CacheView& view, const Step& step, RowsIn rows_in) override {
-    return std::visit([&](const auto& s) { return ApplyStep(view, s, rows_in); }, step);
+    return std::visit([&](const auto& s) { return ApplyStep(view, step, s.in, s.rows, rows_in); }, step);
   }
 
   absl::Status CopyOut(const Memory& memory, std::span<const Piece> pieces, char* host) override {
-    const char* base = static_cast<const char*>(memory.data());
-    for (const Piece& piece : pieces) {
-      if (auto s = Copy(host, base + piece.offset, piece.bytes, cudaMemcpyDeviceToHost); !s.ok()) return s;
-      host += piece.bytes;
+    Granules granules(pieces);
+    std::optional<Chunk> before;  // on its way while the next one is gathered
+    const auto drain = [&host](Chunk& chunk) {
+      if (auto s = chunk.half.Await(); !s.ok()) return s;
+      std::memcpy(host, chunk.data, static_cast<std::size_t>(chunk.bytes));
+      host += chunk.bytes;
+      return absl::OkStatus();
+    };
+    while (granules.left() > 0) {
+      auto chunk = NextChunk(memory, granules);
+      if (!chunk.ok()) return chunk.status();
+      const int queued =
+          CudaPages()->Gather(chunk->set, chunk->numbers, chunk->count, chunk->data, {.stream = stream_});
+      if (auto s = Check("gather", static_cast<cudaError_t>(queued)); !s.ok()) return s;
+      if (auto s = chunk->half.Queued(); !s.ok()) return s;
+      if (before) {
+        if (auto s = drain(*before); !s.ok()) return s;
+      }
+      before = *std::move(chunk);
     }
-    return Synchronize();
+    return before ? drain(*before) : absl::OkStatus();
   }
 
   absl::Status CopyIn(Memory& memory, std::span<const Piece> pieces, const char* host) override {
-    char* base = static_cast<char*>(memory.data());
-    for (const Piece& piece : pieces) {
-      if (auto s = Copy(base + piece.offset, host, piece.bytes, cudaMemcpyHostToDevice); !s.ok()) return s;
-      host += piece.bytes;
+    Granules granules(pieces);
+    while (granules.left() > 0) {
+      auto chunk = NextChunk(memory, granules);
+      if (!chunk.ok()) return chunk.status();
+      std::memcpy(chunk->data, host, static_cast<std::size_t>(chunk->bytes));
+      host += chunk->bytes;
+      const int queued =
+          CudaPages()->Scatter(chunk->data, chunk->set, chunk->numbers, chunk->count, {.stream = stream_});
+      if (auto s = Check("scatter", static_cast<cudaError_t>(queued)); !s.ok()) return s;
     }
     return Synchronize();
   }
 
  protected:
   absl::Status DoOpen() override {
+    const auto before = NvmlUsedBytes(uuid_);
     if (auto s = Check("cudaSetDevice", cudaSetDevice(id_.ordinal)); !s.ok()) return s;
     if (auto s = Check("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
         !s.ok()) {
       return s;
     }
+    if (auto s = TakeMemory(); !s.ok()) return s;
     if (share_of_free_) {
       std::size_t free = 0;
       std::size_t total = 0;
       if (auto s = Check("cudaMemGetInfo", cudaMemGetInfo(&free, &total)); !s.ok()) return s;
       budget().set_limit_bytes(static_cast<std::int64_t>(kDefaultBudgetShare * static_cast<double>(free)));
     }
-    return CompareExpf();
+    if (auto s = CompareExpf(); !s.ok()) return s;
+    if (auto s = LoadKernels(); !s.ok()) return s;
+    const auto after = NvmlUsedBytes(uuid_);
+    if (before && after) overhead_bytes_ = std::max<std::int64_t>(*after - *before, 0);
+    return absl::OkStatus();
   }
 
  private:
+  // A half of the staging memory that holds granules: their view, their numbers and their bytes.
+  struct Chunk {
+    Staging::Half half;
+    PageSet set;
+    const std::int64_t* numbers;
+    std::int64_t count;
+    char* data;
+    std::int64_t bytes;
+  };
+
+  // Device memory of one step beyond the stage.
+  struct TransientStage {
+    TransientStage() = default;
+    TransientStage(const TransientStage&) = delete;
+    TransientStage& operator=(const TransientStage&) = delete;
+    ~TransientStage() { cudaFree(data); }  // waits for what uses it
+    Budget::Reservation reservation;
+    char* data = nullptr;
+  };
+
   static MemoryKind OrDefault(MemoryKind kind) {
     return kind == MemoryKind::kDefault ? MemoryKind::kCudaVmm : kind;
   }
@@ -129,6 +241,67 @@ class CudaDevice final : public Device {
                  cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream_));
   }
 
+  absl::Status Set(int half) override {
+    return Check("cudaEventRecord", cudaEventRecord(fences_[half], stream_));
+  }
+  absl::Status Await(int half) override {
+    return Check("cudaEventSynchronize", cudaEventSynchronize(fences_[half]));
+  }
+
+  absl::Status TakeMemory() {
+    for (cudaEvent_t& fence : fences_) {
+      if (auto s = Check("cudaEventCreate", cudaEventCreateWithFlags(&fence, cudaEventDisableTiming));
+          !s.ok())
+        return s;
+    }
+    void* data = nullptr;
+    if (auto s = Check("cudaHostAlloc", cudaHostAlloc(&data, 2 * kHalfBytes, cudaHostAllocDefault)); !s.ok())
+      return s;
+    pinned_ = static_cast<char*>(data);
+    pinned_bytes_ += 2 * kHalfBytes;
+    staging_.emplace(pinned_, kHalfBytes, static_cast<Staging::Fences&>(*this));
+    if (auto s = Check("cudaMalloc", cudaMalloc(&data, kStageBytes)); !s.ok()) return s;
+    stage_ = static_cast<char*>(data);
+    return absl::OkStatus();
+  }
+
+  // The next granules of `granules`, as many as fit.
+  absl::StatusOr<Chunk> NextChunk(const Memory& memory, Granules& granules) {
+    auto half = staging_->Next();
+    if (!half.ok()) return half.status();
+    const auto number_bytes = static_cast<std::int64_t>(sizeof(std::int64_t));
+    const std::int64_t view_bytes = Aligned(sizeof(PageView));
+    const std::int64_t fit = (kHalfBytes - view_bytes - 256) / (granules.bytes() + number_bytes);
+    const std::int64_t count = std::min(granules.left(), fit);
+    auto* view = reinterpret_cast<PageView*>(half->data());
+    auto* numbers = reinterpret_cast<std::int64_t*>(half->data() + view_bytes);
+    char* data = half->data() + view_bytes + Aligned(count * number_bytes);
+    const PageSet set = granules.Set(memory.data(), memory.bytes(), *view, view);
+    granules.Next(count, numbers);
+    return Chunk{*std::move(half), set, numbers, count, data, count * granules.bytes()};
+  }
+
+  void CountClientPinned(std::int64_t bytes) {
+    client_pinned_bytes_ += bytes;
+    pinned_bytes_ += bytes;
+  }
+
+  // Whether all rows lie in one buffer that PinHost has pinned.
+  bool InPinnedBuffer(const RowsView& in, std::int64_t layers, std::int64_t rows) const {
+    const auto key = reinterpret_cast<std::uintptr_t>(in.key);
+    const auto z = reinterpret_cast<std::uintptr_t>(in.z);
+    const auto extent = [&](std::int64_t layer_stride, std::int64_t stride) {
+      return static_cast<std::uintptr_t>(((layers - 1) * layer_stride + (rows - 1) * stride) * 2 +
+                                         kRowBytes / 2);
+    };
+    auto it = client_pinned_.upper_bound(std::min(key, z));
+    if (it == client_pinned_.begin()) return false;
+    --it;
+    const std::uintptr_t end = it->first + static_cast<std::uintptr_t>(it->second);
+    return key + extent(in.key_layer_stride, in.key_stride) <= end &&
+           z + extent(in.z_layer_stride, in.z_stride) <= end;
+  }
+
   absl::Status Copy2D(char* to, const std::uint16_t* from, std::int64_t stride, std::int64_t width,
                       std::int64_t height) {
     return Check("cudaMemcpy2DAsync",
@@ -136,7 +309,7 @@ class CudaDevice final : public Device {
                                    static_cast<std::size_t>(width), static_cast<std::size_t>(height),
                                    cudaMemcpyHostToDevice, stream_));
   }
-  // Queues the copies that make packed rows at `to` of rows in host memory.
+  // Queues the copies that make packed rows at `to` of rows in pinned memory.
   absl::Status CopyRows(char* to, const RowsView& in, std::int64_t layers, std::int64_t rows) {
     if (in.key_layer_stride == rows * in.key_stride && in.z_layer_stride == rows * in.z_stride) {
       rows *= layers;
@@ -163,7 +336,6 @@ class CudaDevice final : public Device {
 
   // The kernels' exp is the chip's; summaries are defined by the model of kernels/exp.h.
   absl::Status CompareExpf() {
-    if (auto s = GrowStage(kProbeArguments * static_cast<std::int64_t>(sizeof(float))); !s.ok()) return s;
     auto* device_values = reinterpret_cast<float*>(stage_);
     const int launched = LaunchExpfProbe(device_values, kProbeArguments, stream_);
     if (auto s = Check("expf probe", static_cast<cudaError_t>(launched)); !s.ok()) return s;
@@ -186,104 +358,114 @@ class CudaDevice final : public Device {
     return absl::OkStatus();
   }
 
-  absl::Status GrowStage(std::int64_t bytes) {
-    if (bytes <= stage_bytes_) return absl::OkStatus();
-    if (stage_ != nullptr) cudaFree(stage_);
-    stage_ = nullptr;
-    stage_bytes_ = 0;
+  // Runs every kernel once, on a row of padding: the driver loads a kernel at its first launch, which takes
+  // time and memory.
+  absl::Status LoadKernels() {
+    const CacheGeometry g{.layers = 1,
+                          .blocks = 2,
+                          .block_size = kRegionTokens,
+                          .block_stride = kSummaryBytes,
+                          .ring_blocks = 2,
+                          .capacity = kRegionTokens,
+                          .rows_per_layer = kRegionTokens};
+    const CacheView view = MakeView(g, stage_, {0, 1});
+    const std::vector<std::uint16_t> row(kRowElements);
+    const RowsView in = PackedRows(row.data(), 1);
+    const std::int64_t padding = -1;
+    const std::int32_t starts[] = {0, 1};
+    const std::int32_t seq_len = 1;
+    const Step steps[] = {DecodeStep{1, in, &padding, &padding, &padding},
+                          VerifyStep{1, 1, in, &padding, starts, &seq_len, &padding},
+                          PrefillStep{1, 1, in, &padding, &padding, starts, &padding}};
+    for (const Step& step : steps) {
+      if (auto s = Apply(view, step, RowsIn::kHost); !s.ok()) return s;
+    }
+    auto half = staging_->Next();
+    if (!half.ok()) return half.status();
+    auto* page = new (half->data()) PageView{.offset = 0, .block_stride = 16, .bytes = 16};
+    auto* block = new (half->data() + sizeof(PageView)) std::int64_t{padding};
+    const int queued = CudaPages()->Gather({reinterpret_cast<std::uint8_t*>(stage_), 1, page, 1, 16}, block,
+                                           1, stage_, {.stream = stream_});
+    if (auto s = Check("gather", static_cast<cudaError_t>(queued)); !s.ok()) return s;
+    return half->Await();
+  }
+
+  absl::Status Launch(const CacheView& view, const Step& step) {
+    struct Run {
+      const UpdateKernels& kernels;
+      const CacheView& view;
+      const kvsummary::Launch launch;
+      int operator()(const DecodeStep& s) const { return kernels.Decode(view, s, launch); }
+      int operator()(const VerifyStep& s) const { return kernels.Verify(view, s, launch); }
+      int operator()(const PrefillStep& s) const { return kernels.Prefill(view, s, launch); }
+    };
+    return Check("launch",
+                 static_cast<cudaError_t>(std::visit(Run{kernels_, view, {.stream = stream_}}, step)));
+  }
+
+  absl::Status ApplyStep(const CacheView& view, const Step& step, const RowsView& in, std::int64_t rows,
+                         RowsIn rows_in) {
+    if (rows == 0) return absl::OkStatus();
+    const bool pinned = rows_in == RowsIn::kHost && InPinnedBuffer(in, view.layers, rows);
+    const PackedStep packed(step, view.layers, rows_in == RowsIn::kHost && !pinned);
+    const std::int64_t pinned_bytes = pinned ? view.layers * rows * kRowBytes : 0;
+    if (packed.bytes() + pinned_bytes <= kInPlaceBytes && (!pinned || AlignedForKernels(in)))
+      return ApplyInPlace(view, packed);
+    return ApplyStaged(view, packed, in, pinned ? rows : 0);
+  }
+
+  absl::Status ApplyInPlace(const CacheView& view, const PackedStep& packed) {
+    auto half = staging_->Next();
+    if (!half.ok()) return half.status();
+    packed.Write(0, packed.bytes(), half->data());
+    if (auto s = Launch(view, packed.At(half->data())); !s.ok()) return s;
+    return half->Await();
+  }
+
+  // `pinned_rows`: as many rows, of each layer, lie in pinned memory, and are copied from there.
+  absl::Status ApplyStaged(const CacheView& view, const PackedStep& packed, const RowsView& in,
+                           std::int64_t pinned_rows) {
+    TransientStage transient;
+    const std::int64_t bytes = packed.bytes() + view.layers * pinned_rows * kRowBytes;
+    if (auto s = Grow(bytes, transient); !s.ok()) return s;
+    char* stage = transient.data != nullptr ? transient.data : stage_;
+    std::optional<Staging::Half> half;
+    for (std::int64_t begin = 0; begin < packed.bytes(); begin += kHalfBytes) {
+      half.reset();  // fenced: the copy of the part before
+      auto next = staging_->Next();
+      if (!next.ok()) return next.status();
+      half = *std::move(next);
+      const std::int64_t end = std::min(begin + kHalfBytes, packed.bytes());
+      packed.Write(begin, end, half->data());
+      if (auto s = Copy(stage + begin, half->data(), end - begin, cudaMemcpyHostToDevice); !s.ok()) return s;
+    }
+    Step step = packed.At(stage);
+    if (pinned_rows > 0) {
+      char* to = stage + packed.bytes();
+      if (auto s = CopyRows(to, in, view.layers, pinned_rows); !s.ok()) return s;
+      std::visit([&](auto& s) { s.in = PackedRows(to, pinned_rows); }, step);
+    }
+    if (auto s = Launch(view, step); !s.ok()) return s;
+    return half->Await();
+  }
+
+  // Takes memory for a step that the stage does not hold.
+  absl::Status Grow(std::int64_t bytes, TransientStage& stage) {
+    if (bytes <= kStageBytes) return absl::OkStatus();
+    const auto none = [&](const std::string& why) {
+      return Refuse(Reason::OUT_OF_MEMORY, "rows",
+                    absl::StrFormat("%s has no %d bytes to stage the rows: %s", name(), bytes, why));
+    };
+    auto reservation = budget().Reserve(bytes);
+    if (!reservation.ok()) return none(std::string(reservation.status().message()));
     void* data = nullptr;
     if (const cudaError_t error = cudaMalloc(&data, static_cast<std::size_t>(bytes)); error != cudaSuccess) {
       cudaGetLastError();
-      if (error != cudaErrorMemoryAllocation) return Check("cudaMalloc", error);
-      return Refuse(Reason::OUT_OF_MEMORY, "rows",
-                    absl::StrFormat("%s has no %d bytes to stage the rows", name(), bytes));
+      return error == cudaErrorMemoryAllocation ? none("out of memory") : Check("cudaMalloc", error);
     }
-    stage_ = static_cast<char*>(data);
-    stage_bytes_ = bytes;
+    stage.reservation = *std::move(reservation);
+    stage.data = static_cast<char*>(data);
     return absl::OkStatus();
-  }
-
-  // Where arrays go, one after the other, in the stage.
-  class StageCursor {
-   public:
-    template <typename T>
-    void Add(const T*& pointer, std::int64_t count) {
-      Add(reinterpret_cast<const void**>(&pointer), count * static_cast<std::int64_t>(sizeof(T)));
-    }
-    void AddRows(RowsView& in, std::int64_t layers, std::int64_t rows) {
-      rows_ = &in;
-      layers_ = layers;
-      row_count_ = rows;
-      rows_offset_ = bytes_;
-      bytes_ += Aligned(layers * rows * kRowBytes);
-    }
-    std::int64_t bytes() const { return bytes_; }
-
-    // Queues the copies to `stage` and points the step's arrays there.
-    absl::Status Move(CudaDevice& device, char* stage) {
-      for (int i = 0; i < count_; ++i) {
-        const Array& a = arrays_[i];
-        if (auto s = device.Copy(stage + a.offset, *a.pointer, a.bytes, cudaMemcpyHostToDevice); !s.ok())
-          return s;
-        *a.pointer = stage + a.offset;
-      }
-      if (rows_ == nullptr) return absl::OkStatus();
-      char* rows = stage + rows_offset_;
-      if (auto s = device.CopyRows(rows, *rows_, layers_, row_count_); !s.ok()) return s;
-      *rows_ = PackedRows(rows, row_count_);
-      return absl::OkStatus();
-    }
-
-   private:
-    struct Array {
-      const void** pointer;
-      std::int64_t offset;
-      std::int64_t bytes;
-    };
-    void Add(const void** pointer, std::int64_t bytes) {
-      arrays_[count_++] = {pointer, bytes_, bytes};
-      bytes_ += Aligned(bytes);
-    }
-    Array arrays_[4];
-    int count_ = 0;
-    std::int64_t bytes_ = 0;
-    RowsView* rows_ = nullptr;  // null: they stay where they are
-    std::int64_t layers_ = 0;
-    std::int64_t row_count_ = 0;
-    std::int64_t rows_offset_ = 0;
-  };
-
-  static void StageArrays(StageCursor& stage, DecodeStep& s) {
-    stage.Add(s.slots, s.rows);
-    stage.Add(s.positions, s.rows);
-    stage.Add(s.ring_bases, s.rows);
-  }
-  static void StageArrays(StageCursor& stage, VerifyStep& s) {
-    stage.Add(s.slots, s.rows);
-    stage.Add(s.query_start_loc, s.requests + 1);
-    stage.Add(s.seq_lens, s.requests);
-    stage.Add(s.ring_bases, s.rows);
-  }
-  static void StageArrays(StageCursor& stage, PrefillStep& s) {
-    stage.Add(s.slots, s.rows);
-    stage.Add(s.positions, s.rows);
-    stage.Add(s.query_start_loc, s.requests + 1);
-    stage.Add(s.ring_bases, s.rows);
-  }
-  int Launch(const CacheView& v, const DecodeStep& s) { return kernels_.Decode(v, s, {.stream = stream_}); }
-  int Launch(const CacheView& v, const VerifyStep& s) { return kernels_.Verify(v, s, {.stream = stream_}); }
-  int Launch(const CacheView& v, const PrefillStep& s) { return kernels_.Prefill(v, s, {.stream = stream_}); }
-
-  template <typename S>
-  absl::Status ApplyStep(const CacheView& view, S step, RowsIn rows_in) {
-    if (step.rows == 0) return absl::OkStatus();
-    StageCursor cursor;
-    StageArrays(cursor, step);
-    if (rows_in == RowsIn::kHost) cursor.AddRows(step.in, view.layers, step.rows);
-    if (auto s = GrowStage(cursor.bytes()); !s.ok()) return s;
-    if (auto s = cursor.Move(*this, stage_); !s.ok()) return s;
-    if (auto s = Check("launch", static_cast<cudaError_t>(Launch(view, step))); !s.ok()) return s;
-    return Synchronize();
   }
 
   const CudaDeviceId id_;
@@ -291,9 +473,16 @@ class CudaDevice final : public Device {
   const std::string description_;
   const std::string uuid_;
   const UpdateKernels& kernels_ = *CudaKernels();
+  CudaIpcHandles ipc_handles_;
+  std::atomic<std::int64_t> overhead_bytes_ = 0;
+  std::atomic<std::int64_t> pinned_bytes_ = 0;  // clients' too
   cudaStream_t stream_ = nullptr;
+  cudaEvent_t fences_[2] = {};
+  char* pinned_ = nullptr;
+  std::optional<Staging> staging_;
   char* stage_ = nullptr;
-  std::int64_t stage_bytes_ = 0;
+  std::map<std::uintptr_t, std::int64_t> client_pinned_;  // bytes by address
+  std::int64_t client_pinned_bytes_ = 0;
 };
 
 }  // namespace

@@ -138,12 +138,12 @@ class MallocMemory final : public Memory {
 
 class OpenedMemory final : public Memory {
  public:
-  OpenedMemory(void* base, std::int64_t offset, std::int64_t bytes)
-      : Memory(static_cast<char*>(base) + offset, bytes, MemoryKind::kCudaIpc, Descriptor()), base_(base) {}
-  ~OpenedMemory() override { cudaIpcCloseMemHandle(base_); }
+  OpenedMemory(std::shared_ptr<CudaIpcHandles::Opening> opening, std::int64_t offset, std::int64_t bytes)
+      : Memory(opening->base() + offset, bytes, MemoryKind::kCudaIpc, Descriptor()),
+        opening_(std::move(opening)) {}
 
  private:
-  void* const base_;
+  const std::shared_ptr<CudaIpcHandles::Opening> opening_;
 };
 
 }  // namespace
@@ -224,9 +224,24 @@ absl::StatusOr<std::unique_ptr<Memory>> AllocateCudaIpc(const CudaDeviceId& devi
   return std::make_unique<MallocMemory>(data, bytes, std::string(handle.reserved, sizeof(handle.reserved)));
 }
 
-absl::StatusOr<std::unique_ptr<Memory>> OpenCudaIpc(const CudaDeviceId& device, const std::string& handle,
-                                                    std::int64_t offset, std::int64_t bytes) {
-  if (device.mig) return MigRefused(device);
+CudaIpcHandles::Opening::~Opening() { cudaIpcCloseMemHandle(base_); }
+
+absl::StatusOr<std::unique_ptr<Memory>> CudaIpcHandles::Open(const std::string& handle, std::int64_t offset,
+                                                             std::int64_t bytes) {
+  auto opening = openings_.Get(handle, [&] { return OpenAnew(handle); });
+  if (!opening.ok()) return opening.status();
+  const std::int64_t available = (*opening)->bytes();
+  if (offset > available || bytes > available - offset) {
+    return Refuse(
+        Reason::MEMFD_TOO_SMALL, "memory.size_bytes",
+        absl::StrFormat("the allocation has %d bytes; %d at %d were announced", available, bytes, offset));
+  }
+  return std::make_unique<OpenedMemory>(*std::move(opening), offset, bytes);
+}
+
+absl::StatusOr<std::unique_ptr<CudaIpcHandles::Opening>> CudaIpcHandles::OpenAnew(
+    const std::string& handle) const {
+  if (device_.mig) return MigRefused(device_);
   cudaIpcMemHandle_t raw{};
   if (handle.size() != sizeof(raw.reserved)) {
     return Refuse(
@@ -242,22 +257,16 @@ absl::StatusOr<std::unique_ptr<Memory>> OpenCudaIpc(const CudaDeviceId& device, 
       return Refuse(Reason::CUDA_IPC_SAME_PROCESS, "memory.handle",
                     "a CUDA IPC handle does not open in the process that made it");
     }
-    return Refuse(Reason::HANDLE_INVALID, "memory.handle",
-                  absl::StrFormat("%s does not open the handle: %s", device.name, cudaGetErrorString(error)));
+    return Refuse(
+        Reason::HANDLE_INVALID, "memory.handle",
+        absl::StrFormat("%s does not open the handle: %s", device_.name, cudaGetErrorString(error)));
   }
   const auto address = reinterpret_cast<CUdeviceptr>(base);
   CUdeviceptr start = 0;
   std::size_t size = 0;
   const bool known =
       TheDriver().complete && TheDriver().address_range(&start, &size, address) == CUDA_SUCCESS;
-  const std::int64_t available = known ? static_cast<std::int64_t>(size - (address - start)) : 0;
-  if (offset > available || bytes > available - offset) {
-    cudaIpcCloseMemHandle(base);
-    return Refuse(
-        Reason::MEMFD_TOO_SMALL, "memory.size_bytes",
-        absl::StrFormat("the allocation has %d bytes; %d at %d were announced", available, bytes, offset));
-  }
-  return std::make_unique<OpenedMemory>(base, offset, bytes);
+  return std::make_unique<Opening>(base, known ? static_cast<std::int64_t>(size - (address - start)) : 0);
 }
 
 // NOLINTEND(clang-analyzer-core.CallAndMessage,performance-no-int-to-ptr)

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/device/open_once.h"
 #include "server/memory/memory.h"
 
 namespace kvsummary {
@@ -29,9 +31,39 @@ absl::StatusOr<std::int64_t> CudaAllocationBytes(const CudaDeviceId& device, std
 absl::StatusOr<std::unique_ptr<Memory>> AllocateCudaVmm(const CudaDeviceId& device, std::int64_t bytes);
 absl::StatusOr<std::unique_ptr<Memory>> AllocateCudaIpc(const CudaDeviceId& device, std::int64_t bytes);
 
-// Bytes [offset, offset + bytes) of another process's allocation. HANDLE_INVALID, CUDA_IPC_SAME_PROCESS,
-// CUDA_IPC_MIG, or MEMFD_TOO_SMALL.
-absl::StatusOr<std::unique_ptr<Memory>> OpenCudaIpc(const CudaDeviceId& device, const std::string& handle,
-                                                    std::int64_t offset, std::int64_t bytes);
+// Allocations of other processes by their IPC handles. Each is open once however many Memories lie in it, and
+// closed with the last of them: opening takes 100 us and more, answering one that is open less than one.
+//
+// The handle is the key: its bytes name process, allocation and generation of it, and the device is this one.
+class CudaIpcHandles {
+ public:
+  explicit CudaIpcHandles(CudaDeviceId device) : device_(std::move(device)) {}
+
+  // Bytes [offset, offset + bytes) of the allocation. HANDLE_INVALID, CUDA_IPC_SAME_PROCESS, CUDA_IPC_MIG, or
+  // MEMFD_TOO_SMALL.
+  absl::StatusOr<std::unique_ptr<Memory>> Open(const std::string& handle, std::int64_t offset,
+                                               std::int64_t bytes);
+
+  // Bytes of an allocation from its start, closed when destroyed.
+  class Opening {
+   public:
+    Opening(void* base, std::int64_t bytes) : base_(base), bytes_(bytes) {}
+    ~Opening();
+    Opening(const Opening&) = delete;
+    Opening& operator=(const Opening&) = delete;
+    char* base() const { return static_cast<char*>(base_); }
+    std::int64_t bytes() const { return bytes_; }
+
+   private:
+    void* const base_;
+    const std::int64_t bytes_;
+  };
+
+ private:
+  absl::StatusOr<std::unique_ptr<Opening>> OpenAnew(const std::string& handle) const;
+
+  const CudaDeviceId device_;
+  OpenOnce<Opening> openings_;
+};
 
 }  // namespace kvsummary

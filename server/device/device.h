@@ -40,12 +40,19 @@ struct Piece {
 
 class Device {
  public:
+  // What is taken for a device besides the caches that its budget counts.
+  struct Overhead {
+    std::int64_t device_bytes = 0;       // of its own memory, from Open on
+    std::int64_t pinned_host_bytes = 0;  // of the host's, clients' buffers among them
+  };
+
   virtual ~Device() = default;
 
   const std::string& name() const { return name_; }
   virtual std::string description() const = 0;
   virtual std::string uuid() const { return ""; }
   Budget& budget() { return budget_; }
+  virtual Overhead overhead() const { return {}; }  // any thread
   Executor& executor() { return executor_; }
 
   // (executor) Makes the device ready; the answer of the first call is the answer of all later ones, with
@@ -69,9 +76,17 @@ class Device {
   // device overrides it.
   virtual absl::StatusOr<std::unique_ptr<Memory>> OpenIpc(const std::string& handle, std::int64_t offset,
                                                           std::int64_t bytes);
+  // Whether PinHost does something. Any thread.
+  virtual bool pins_host_memory() const { return false; }
+  // (executor) Lets the device read host memory where it lies, until UnpinHost: for rows of many steps. It
+  // does what it can: rows in memory that could not be pinned are copied first.
+  virtual void PinHost(char* /*data*/, std::int64_t /*bytes*/) {}
+  // (executor) Returns when the device has done all work on it. Also for memory that could not be pinned.
+  virtual void UnpinHost(char* /*data*/) {}
   // (executor) Applies a step to a view of this device's memory.
   virtual absl::Status Apply(const CacheView& view, const Step& step, RowsIn rows_in) = 0;
-  // (executor) Copies pieces of `memory` to or from contiguous host memory, in order.
+  // (executor) Copies pieces of `memory` to or from contiguous host memory, in order. A CUDA device wants
+  // their offsets and bytes to be multiples of 16.
   virtual absl::Status CopyOut(const Memory& memory, std::span<const Piece> pieces, char* host) = 0;
   virtual absl::Status CopyIn(Memory& memory, std::span<const Piece> pieces, const char* host) = 0;
 

@@ -32,6 +32,9 @@ class AdminService final : public v1::AdminService::CallbackService {
       info->set_uuid(device->uuid());
       info->set_budget_bytes(device->budget().limit_bytes());
       info->set_used_bytes(device->budget().used_bytes());
+      const auto overhead = device->overhead();
+      info->set_overhead_bytes(overhead.device_bytes);
+      info->set_pinned_host_bytes(overhead.pinned_host_bytes);
       info->set_unusable_reason(std::string(device->health().message()));
     }
     return Done(call);

@@ -40,6 +40,21 @@ absl::Status CheckExtent(const v1::MemoryHandle& memory) {
   return absl::OkStatus();
 }
 
+// The device that pins host memory and has a cache of the session, or null.
+Device* PinningDevice(const CacheManager& caches, std::uint64_t session) {
+  for (const auto& cache : caches.List()) {
+    if (cache->session() == session && cache->device().pins_host_memory()) return &cache->device();
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Buffer> MakeMemfdBuffer(const CacheManager& caches, std::uint64_t session,
+                                        ClientMemfd mapped) {
+  Device* const device = PinningDevice(caches, session);
+  if (device == nullptr) return MakeHostBuffer(std::move(mapped.memory), std::move(mapped.identity));
+  return MakePinnedBuffer(std::move(mapped.memory), *device, std::move(mapped.identity));
+}
+
 // Answers a ticket: the client sends the memfd with it.
 absl::Status RegisterMemfd(const ServiceContext& context, const std::shared_ptr<Session>& session,
                            const v1::MemoryHandle& memory, v1::RegisterBufferResponse& reply) {
@@ -52,14 +67,14 @@ absl::Status RegisterMemfd(const ServiceContext& context, const std::shared_ptr<
   if (!id.ok()) return id.status();
   const std::int64_t bytes = memory.size_bytes();
   // Weak: the ticket ends with the session, not the other way round.
-  auto redeem = [weak = std::weak_ptr(session), id = *id,
+  auto redeem = [&caches = context.caches, weak = std::weak_ptr(session), id = *id,
                  bytes](Descriptor descriptor) -> absl::StatusOr<DescriptorAnswer> {
     const auto owner = weak.lock();
     if (owner == nullptr) return Refuse(Reason::TICKET_UNKNOWN, "ticket", "the session has ended");
     auto mapped = MapClientMemfd(std::move(descriptor), bytes);
     auto status = mapped.status();
     if (status.ok()) {
-      status = owner->FillBuffer(id, MakeHostBuffer(std::move(mapped->memory), std::move(mapped->identity)));
+      status = owner->FillBuffer(id, MakeMemfdBuffer(caches, owner->number(), *std::move(mapped)));
     } else {
       owner->RemoveBuffer(id).IgnoreError();  // the ticket is used up: the id will never have memory
     }

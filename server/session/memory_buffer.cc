@@ -21,6 +21,21 @@ std::shared_ptr<Buffer> MakeHostBuffer(std::unique_ptr<Memory> memory, std::stri
   return std::make_shared<MemoryBuffer>(std::move(memory), "", std::move(identity));
 }
 
+std::shared_ptr<Buffer> MakePinnedBuffer(std::unique_ptr<Memory> memory, Device& device,
+                                         std::string identity) {
+  std::shared_ptr<Buffer> buffer(
+      new MemoryBuffer(std::move(memory), "", std::move(identity)), [&device](Buffer* released) {
+        device.executor().SubmitFree([&device, owned = std::unique_ptr<Buffer>(released)] {
+          device.UnpinHost(owned->data());  // what was pinned is unmapped with this closure
+        });
+      });
+  // A full queue leaves it unpinned: then its rows are copied.
+  device.executor()
+      .Submit([&device, buffer] { device.PinHost(buffer->data(), buffer->bytes()); })
+      .IgnoreError();
+  return buffer;
+}
+
 std::shared_ptr<Buffer> MakeDeviceBuffer(std::unique_ptr<Memory> memory, Device& device,
                                          std::string identity) {
   return {new MemoryBuffer(std::move(memory), device.name(), std::move(identity)), [&device](Buffer* buffer) {
