@@ -2,20 +2,31 @@
 # Runs the GPU tests on a machine with a CUDA device, from portable binaries alone.
 #
 #   tests/gpu/run.sh FOLDER
+#   KVS_ONLY="kills bench" tests/gpu/run.sh FOLDER      some of the parts
 #
 # FOLDER holds binaries built with --config=portable, plain or as NAME.xz: summaryd, summaryctl, gpu_check,
-# gpu_copy_check, gpu_device_check, cuda_memory_test, direct_check.
+# gpu_copy_check, gpu_device_check, cuda_memory_test, direct_check, daemon_check, bench_planes, libkvsummary.so.1.
+# Parts: planes (conformance and replay on a daemon), memory (what a daemon takes), torch (needs a python3 with
+# torch), kills, bench (the last two without and with MPS), kernels, device (what needs no daemon).
 # Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
 # `N passed, N failed`.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 from=$(cd "${1:?usage: run.sh FOLDER}" && pwd)
 work=$(mktemp -d /tmp/kvs-XXXXXX)
-daemon=
-trap '[ -n "$daemon" ] && kill "$daemon"; wait; rm -rf "$work"' EXIT
 logs=${OUT:-$work}
+daemon=
+mps=
 passed=0
 failed=0
+
+# shellcheck disable=SC2317  # the trap calls it
+cleanup() {
+  [ -n "$daemon" ] && kill "$daemon" && wait "$daemon"
+  [ -n "$mps" ] && stop_mps
+  rm -rf "$work"
+}
+trap cleanup EXIT
 
 for f in "$from"/*.xz; do
   [ -e "$f" ] && xz -dc "$f" >"$work/$(basename "$f" .xz)"
@@ -25,18 +36,35 @@ for f in "$from"/*; do
 done
 chmod +x "$work"/*
 
-# step NAME COMMAND...: passes when the command does, and shows the end of its log.
+pass() {
+  passed=$((passed + 1))
+  echo "PASS $1"
+}
+fail() {
+  failed=$((failed + 1))
+  echo "FAIL $1"
+}
+
+# step NAME COMMAND...: passes when the command does, and shows the end of its log. show NAME COMMAND...: the
+# same, and shows all of it.
 step() {
   local name=$1 start=$SECONDS
   shift
   if "$@" >"$logs/$name.log" 2>&1; then
-    passed=$((passed + 1))
-    echo "PASS $name ($((SECONDS - start)) s): $(tail -n 1 "$logs/$name.log")"
+    pass "$name ($((SECONDS - start)) s): $(tail -n 1 "$logs/$name.log")"
   else
-    failed=$((failed + 1))
-    echo "FAIL $name ($((SECONDS - start)) s)"
-    tail -n 25 "$logs/$name.log"
+    fail "$name (status $?, $((SECONDS - start)) s)"
+    tail -n 40 "$logs/$name.log"
+    if [ -n "$daemon" ]; then
+      echo "--- the daemon's log:"
+      tail -n 10 "$logs/summaryd.log"
+    fi
   fi
+}
+show() {
+  local before=$failed
+  step "$@"
+  [ "$failed" -ne "$before" ] || cat "$logs/$1.log"
 }
 
 # An error that the sanitizer reports ends it with status 9.
@@ -44,32 +72,130 @@ sanitize() {
   compute-sanitizer --tool "$1" --error-exitcode 9 "$work/${2:-gpu_check}" --quick
 }
 
-# The daemon on the first CUDA device, and everything a client checks through it.
 export SUMMARYD_ADDRESS=unix:$work/summaryd.sock
 ctl() { timeout 280 "$work/summaryctl" "$@"; }
-"$work/summaryd" --listen="$SUMMARYD_ADDRESS" >"$logs/summaryd.log" 2>&1 &
-daemon=$!
-step ping ctl ping
-step conformance ctl conformance --device=cuda:0 "$root"/tests/data/golden/*.safetensors
-for plane in shared direct; do
-  step "conformance_$plane" ctl conformance --plane="$plane" --device=cuda:0 "$root"/tests/data/golden/*.safetensors
-done
-step direct_check timeout 100 "$work/direct_check"
-step replay ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=4 --sample=40
-step replay_verify ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=3 --k=3 \
-  --requests=100 --cache-bytes=16MiB --sample=40
-drain() { kill -TERM "$daemon" && wait "$daemon"; }
-step drain drain
-daemon=
+check_daemon() { timeout 200 "$work/daemon_check" "$@"; }
+start_daemon() {
+  "$work/summaryd" --listen="$SUMMARYD_ADDRESS" >>"$logs/summaryd.log" 2>&1 &
+  daemon=$!
+  step "ping${mps:+_mps}" ctl ping
+}
+stop_daemon() {
+  # shellcheck disable=SC2317  # step calls it
+  drain() { kill -TERM "$daemon" && wait "$daemon"; }
+  step "drain${mps:+_mps}" drain
+  daemon=
+}
 
-step cuda_memory timeout 60 "$work/cuda_memory_test"
-step gpu_check timeout 300 "$work/gpu_check"
-step memcheck sanitize memcheck
-step racecheck sanitize racecheck
-step gpu_device_check timeout 120 "$work/gpu_device_check"
-step gpu_copy_check timeout 120 "$work/gpu_copy_check"
-step copy_memcheck sanitize memcheck gpu_copy_check
-step copy_racecheck sanitize racecheck gpu_copy_check
+# A control daemon of MPS of our own. Clients find it by the environment.
+start_mps() {
+  export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps-log
+  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+  if ! nvidia-cuda-mps-control -d >"$logs/mps.log" 2>&1; then
+    echo "NO MPS: nvidia-cuda-mps-control -d does not start: $(cat "$logs/mps.log")"
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    return 1
+  fi
+  mps=1
+}
+stop_mps() {
+  echo quit | timeout 20 nvidia-cuda-mps-control >>"$logs/mps.log" 2>&1
+  cp "$work"/mps-log/*.log "$logs/" 2>/dev/null
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  mps=
+}
+# Whether the daemon's context is one of the MPS server's: else what is measured is not MPS.
+mps_serves() {
+  local servers
+  servers=$(echo get_server_list | timeout 10 nvidia-cuda-mps-control 2>&1)
+  echo "MPS servers: $servers"
+  [[ $servers =~ ^[0-9]+ ]]
+}
+
+part_planes() {
+  start_daemon
+  step conformance ctl conformance --device=cuda:0 "$root"/tests/data/golden/*.safetensors
+  for plane in shared direct; do
+    step "conformance_$plane" ctl conformance --plane="$plane" --device=cuda:0 "$root"/tests/data/golden/*.safetensors
+  done
+  step direct_check timeout 100 "$work/direct_check"
+  step replay ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=4 --sample=40
+  step replay_verify ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=3 --k=3 \
+    --requests=100 --cache-bytes=16MiB --sample=40
+  stop_daemon
+}
+
+part_memory() {
+  local before
+  before=$(check_daemon used) || before=-1
+  start_daemon
+  show memory check_daemon memory --before-bytes="$before"
+  stop_daemon
+}
+
+part_torch() {
+  if ! python3 -c 'import torch; assert torch.cuda.is_available()' 2>"$logs/torch_import.log"; then
+    fail "torch: python3 has no torch with CUDA here: $(tail -n 1 "$logs/torch_import.log")"
+    return
+  fi
+  start_daemon
+  show torch timeout 120 python3 "$root/tests/gpu/torch_check.py" "$work/libkvsummary.so.1" "$work/daemon_check" \
+    "$work/summaryctl"
+  stop_daemon
+}
+
+kills() {
+  start_daemon
+  show "kills${mps:+_mps}" check_daemon kills --daemon-pid="$daemon" --goal-ms="$1"
+  [ -z "$mps" ] || step mps_serves mps_serves
+  stop_daemon
+}
+part_kills() {
+  kills 100
+  if start_mps; then
+    kills 300
+    stop_mps
+  else
+    fail "kills under MPS: there is none"
+  fi
+}
+
+bench() {
+  start_daemon
+  show "bench_planes${mps:+_mps}" timeout 100 "$work/bench_planes" --address="$SUMMARYD_ADDRESS" --device=cuda:0
+  stop_daemon
+}
+part_bench() {
+  bench
+  if start_mps; then
+    bench
+    stop_mps
+  else
+    fail "bench_planes under MPS: there is none"
+  fi
+}
+
+part_kernels() {
+  step gpu_check timeout 300 "$work/gpu_check"
+  step memcheck sanitize memcheck
+  step racecheck sanitize racecheck
+  step gpu_copy_check timeout 120 "$work/gpu_copy_check"
+  step copy_memcheck sanitize memcheck gpu_copy_check
+  step copy_racecheck sanitize racecheck gpu_copy_check
+}
+
+part_device() {
+  step cuda_memory timeout 60 "$work/cuda_memory_test"
+  show gpu_device_check timeout 120 "$work/gpu_device_check"
+}
+
+for part in ${KVS_ONLY:-planes memory torch kills bench device kernels}; do
+  if ! declare -F "part_$part" >/dev/null; then
+    fail "there is no part $part"
+    continue
+  fi
+  "part_$part"
+done
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
