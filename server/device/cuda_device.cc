@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -39,13 +40,15 @@ constexpr std::int64_t kHalfBytes = 4 << 20;
 constexpr std::int64_t kStageBytes = 32 << 20;
 // Steps up to this size are read over the bus by the kernel: that takes less time than a copy and its launch.
 constexpr std::int64_t kInPlaceBytes = 512 << 10;
+// What the executor polls after a step, for the next one of the same engine.
+constexpr std::chrono::microseconds kPoll{200};
 // Of clients' host memory: of a buffer, for pinning takes the executor's time (about 0.1 ms a MiB), and of
 // all.
 constexpr std::int64_t kMaxPinnedBuffer = 256 << 20;
 constexpr std::int64_t kMaxPinned = 1 << 30;
 
-static_assert(kHalfBytes % PackedStep::kPartAlignment == 0);
 static_assert(kInPlaceBytes <= kHalfBytes);
+static_assert(kHalfBytes % PackedStep::kPartAlignment == 0);
 static_assert(kProbeArguments * sizeof(float) <= kStageBytes);
 
 std::int64_t Aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -69,7 +72,7 @@ std::string Uuid(const cudaUUID_t& uuid) {
 class CudaDevice final : public Device, private Staging::Fences {
  public:
   CudaDevice(int ordinal, const cudaDeviceProp& properties, std::int64_t budget_bytes)
-      : Device(absl::StrCat("cuda:", ordinal), budget_bytes),
+      : Device(absl::StrCat("cuda:", ordinal), budget_bytes, {.poll = kPoll}),
         id_{name(), ordinal, std::strstr(properties.name, " MIG ") != nullptr},
         share_of_free_(budget_bytes == 0),
         description_(absl::StrFormat("%s, sm_%d%d", properties.name, properties.major, properties.minor)),

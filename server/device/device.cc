@@ -7,8 +7,8 @@
 
 namespace kvsummary {
 
-Device::Device(std::string name, std::int64_t budget_bytes)
-    : name_(std::move(name)), budget_(name_, budget_bytes), executor_(name_) {}
+Device::Device(std::string name, std::int64_t budget_bytes, const Executor::Limits& limits)
+    : name_(std::move(name)), budget_(name_, budget_bytes), executor_(name_, limits) {}
 
 absl::Status Device::Open() {
   if (!opened_) {

@@ -91,7 +91,7 @@ class Device {
   virtual absl::Status CopyIn(Memory& memory, std::span<const Piece> pieces, const char* host) = 0;
 
  protected:
-  Device(std::string name, std::int64_t budget_bytes);
+  Device(std::string name, std::int64_t budget_bytes, const Executor::Limits& limits = {});
   virtual absl::Status DoOpen() = 0;
   // Records that the device has broken: health() says so from now on. Returns a DEVICE_FAILED.
   absl::Status Broken(std::string_view what);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <thread>
 #include <vector>
@@ -75,6 +76,17 @@ TEST(Executor, RefusesMoreBytesThanItsBound) {
   release.set_value();
   idle.get_future().wait();
   EXPECT_TRUE(executor.Submit([] {}, 100).ok());
+}
+
+TEST(Executor, ThatPollsRunsWhatComesMeanwhileAndLater) {
+  Executor executor("test", {.poll = std::chrono::microseconds(50)});
+  for (int i = 0; i < 1000; ++i) {
+    std::promise<void> done;
+    ASSERT_TRUE(executor.Submit([&] { done.set_value(); }).ok());
+    done.get_future().wait();
+    if (i % 100 == 0) std::this_thread::yield();
+  }
+  executor.Stop();
 }
 
 TEST(Executor, FreesAClosureBeforeTheNextRuns) {

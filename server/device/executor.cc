@@ -31,6 +31,7 @@ absl::Status Executor::Submit(Work work, std::size_t bytes) {
     }
     bytes_ += bytes;
     queue_.push_back({std::move(work), bytes});
+    ++submitted_;
   }
   wake_.notify_one();
   return absl::OkStatus();
@@ -40,6 +41,7 @@ void Executor::SubmitFree(Work work) {
   {
     std::lock_guard lock(mutex_);
     queue_.push_back({std::move(work), 0});
+    ++submitted_;
   }
   wake_.notify_one();
 }
@@ -52,11 +54,20 @@ void Executor::Run() {
     if (queue_.empty()) return;
     auto [work, bytes] = std::move(queue_.front());
     queue_.pop_front();
+    ++taken_;
     lock.unlock();
     std::move(work)();
     work = nullptr;  // what it held is freed before the next, and without the lock
+    Poll();
     lock.lock();
     bytes_ -= bytes;
+  }
+}
+
+void Executor::Poll() const {
+  if (limits_.poll.count() == 0) return;
+  const auto end = std::chrono::steady_clock::now() + limits_.poll;
+  while (submitted_.load(std::memory_order_relaxed) == taken_ && std::chrono::steady_clock::now() < end) {
   }
 }
 

@@ -2,8 +2,11 @@
 // bytes that they hold.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <string>
@@ -22,6 +25,8 @@ class Executor {
   struct Limits {
     std::size_t works = 1024;
     std::size_t bytes = std::size_t{2} << 30;
+    // How long the thread looks for more work before it sleeps: waking it takes tens of microseconds.
+    std::chrono::microseconds poll{0};
   };
 
   // `name` is of the thread (15 characters count) and in errors.
@@ -44,6 +49,8 @@ class Executor {
   };
 
   void Run();
+  // Returns when there is something queued, or after the time to poll.
+  void Poll() const;
 
   const std::string name_;
   const Limits limits_;
@@ -51,6 +58,8 @@ class Executor {
   std::condition_variable wake_;
   std::deque<Queued> queue_;
   std::size_t bytes_ = 0;  // of the queued works and the one that runs
+  std::atomic<std::int64_t> submitted_ = 0;
+  std::int64_t taken_ = 0;  // of submitted_; the thread's
   bool stopping_ = false;
   std::thread thread_;
 };
