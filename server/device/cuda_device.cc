@@ -14,7 +14,6 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +22,7 @@
 #include "kernels/cuda_probe.h"
 #include "kernels/exp.h"
 #include "server/device/cuda_memory.h"
+#include "server/device/cuda_pinned_buffers.h"
 #include "server/device/device.h"
 #include "server/device/granules.h"
 #include "server/device/nvml.h"
@@ -42,11 +42,6 @@ constexpr std::int64_t kStageBytes = 32 << 20;
 constexpr std::int64_t kInPlaceBytes = 512 << 10;
 // What the executor polls after a step, for the next one of the same engine.
 constexpr std::chrono::microseconds kPoll{200};
-// Of clients' host memory: of a buffer, for pinning takes the executor's time (about 0.1 ms a MiB), and of
-// all.
-constexpr std::int64_t kMaxPinnedBuffer = 256 << 20;
-constexpr std::int64_t kMaxPinned = 1 << 30;
-
 static_assert(kInPlaceBytes <= kHalfBytes);
 static_assert(kHalfBytes % PackedStep::kPartAlignment == 0);
 static_assert(kProbeArguments * sizeof(float) <= kStageBytes);
@@ -94,7 +89,7 @@ class CudaDevice final : public Device, private Staging::Fences {
 
   std::string description() const override { return description_; }
   std::string uuid() const override { return uuid_; }
-  Overhead overhead() const override { return {overhead_bytes_, pinned_bytes_}; }
+  Overhead overhead() const override { return {overhead_bytes_, pinned_bytes_ + client_buffers_.bytes()}; }
 
   absl::StatusOr<std::int64_t> AllocationBytes(std::int64_t bytes, MemoryKind kind) const override {
     return CudaAllocationBytes(id_, bytes, OrDefault(kind));
@@ -121,28 +116,13 @@ class CudaDevice final : public Device, private Staging::Fences {
   bool pins_host_memory() const override { return true; }
 
   void PinHost(char* data, std::int64_t bytes) override {
-    if (stream_ == nullptr || bytes > kMaxPinnedBuffer || client_pinned_bytes_ + bytes > kMaxPinned) return;
-    if (cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterDefault) != cudaSuccess) {
-      cudaGetLastError();  // its rows are copied, as those of other memory
-      return;
-    }
-    void* seen = nullptr;
-    if (cudaHostGetDevicePointer(&seen, data, 0) != cudaSuccess || seen != data) {
-      cudaGetLastError();
-      cudaHostUnregister(data);
-      return;
-    }
-    client_pinned_[reinterpret_cast<std::uintptr_t>(data)] = bytes;
-    CountClientPinned(bytes);
+    if (stream_ != nullptr) client_buffers_.Pin(data, bytes);
   }
 
   void UnpinHost(char* data) override {
-    const auto it = client_pinned_.find(reinterpret_cast<std::uintptr_t>(data));
-    if (it == client_pinned_.end()) return;
+    if (!client_buffers_.IsPinned(data)) return;
     static_cast<void>(Synchronize());  // a call that failed may have left work on it
-    cudaHostUnregister(data);
-    CountClientPinned(-it->second);
-    client_pinned_.erase(it);
+    client_buffers_.Unpin(data);
   }
 
   absl::Status Apply(const CacheView& view, const Step& step, RowsIn rows_in) override {
@@ -284,59 +264,6 @@ class CudaDevice final : public Device, private Staging::Fences {
     return Chunk{*std::move(half), set, numbers, count, data, count * granules.bytes()};
   }
 
-  void CountClientPinned(std::int64_t bytes) {
-    client_pinned_bytes_ += bytes;
-    pinned_bytes_ += bytes;
-  }
-
-  // Whether all rows lie in one buffer that PinHost has pinned.
-  bool InPinnedBuffer(const RowsView& in, std::int64_t layers, std::int64_t rows) const {
-    const auto key = reinterpret_cast<std::uintptr_t>(in.key);
-    const auto z = reinterpret_cast<std::uintptr_t>(in.z);
-    const auto extent = [&](std::int64_t layer_stride, std::int64_t stride) {
-      return static_cast<std::uintptr_t>(((layers - 1) * layer_stride + (rows - 1) * stride) * 2 +
-                                         kRowBytes / 2);
-    };
-    auto it = client_pinned_.upper_bound(std::min(key, z));
-    if (it == client_pinned_.begin()) return false;
-    --it;
-    const std::uintptr_t end = it->first + static_cast<std::uintptr_t>(it->second);
-    return key + extent(in.key_layer_stride, in.key_stride) <= end &&
-           z + extent(in.z_layer_stride, in.z_stride) <= end;
-  }
-
-  absl::Status Copy2D(char* to, const std::uint16_t* from, std::int64_t stride, std::int64_t width,
-                      std::int64_t height) {
-    return Check("cudaMemcpy2DAsync",
-                 cudaMemcpy2DAsync(to, kRowBytes, from, static_cast<std::size_t>(stride) * sizeof(*from),
-                                   static_cast<std::size_t>(width), static_cast<std::size_t>(height),
-                                   cudaMemcpyHostToDevice, stream_));
-  }
-  // Queues the copies that make packed rows at `to` of rows in pinned memory.
-  absl::Status CopyRows(char* to, const RowsView& in, std::int64_t layers, std::int64_t rows) {
-    if (in.key_layer_stride == rows * in.key_stride && in.z_layer_stride == rows * in.z_stride) {
-      rows *= layers;
-      layers = 1;
-    }
-    const bool whole = in.z == in.key + kChannels && in.key_stride == in.z_stride &&
-                       in.key_layer_stride == in.z_layer_stride && in.key_stride >= kRowElements;
-    for (std::int64_t layer = 0; layer < layers; ++layer, to += rows * kRowBytes) {
-      const std::uint16_t* key = in.key + layer * in.key_layer_stride;
-      const std::uint16_t* z = in.z + layer * in.z_layer_stride;
-      absl::Status s;
-      if (whole && in.key_stride == kRowElements) {
-        s = Copy(to, key, rows * kRowBytes, cudaMemcpyHostToDevice);
-      } else if (whole) {
-        s = Copy2D(to, key, in.key_stride, kRowBytes, rows);
-      } else {
-        s = Copy2D(to, key, in.key_stride, kRowBytes / 2, rows);
-        if (s.ok()) s = Copy2D(to + kRowBytes / 2, z, in.z_stride, kRowBytes / 2, rows);
-      }
-      if (!s.ok()) return s;
-    }
-    return absl::OkStatus();
-  }
-
   // The kernels' exp is the chip's; summaries are defined by the model of kernels/exp.h.
   absl::Status CompareExpf() {
     auto* device_values = reinterpret_cast<float*>(stage_);
@@ -409,7 +336,7 @@ class CudaDevice final : public Device, private Staging::Fences {
   absl::Status ApplyStep(const CacheView& view, const Step& step, const RowsView& in, std::int64_t rows,
                          RowsIn rows_in) {
     if (rows == 0) return absl::OkStatus();
-    const bool pinned = rows_in == RowsIn::kHost && InPinnedBuffer(in, view.layers, rows);
+    const bool pinned = rows_in == RowsIn::kHost && client_buffers_.Hold(in, view.layers, rows);
     const PackedStep packed(step, view.layers, rows_in == RowsIn::kHost && !pinned);
     const std::int64_t pinned_bytes = pinned ? view.layers * rows * kRowBytes : 0;
     if (packed.bytes() + pinned_bytes <= kInPlaceBytes && (!pinned || AlignedForKernels(in)))
@@ -445,7 +372,8 @@ class CudaDevice final : public Device, private Staging::Fences {
     Step step = packed.At(stage);
     if (pinned_rows > 0) {
       char* to = stage + packed.bytes();
-      if (auto s = CopyRows(to, in, view.layers, pinned_rows); !s.ok()) return s;
+      const cudaError_t queued = CopyPinnedRows(to, in, view.layers, pinned_rows, stream_);
+      if (auto s = Check("cudaMemcpy2DAsync", queued); !s.ok()) return s;
       std::visit([&](auto& s) { s.in = PackedRows(to, pinned_rows); }, step);
     }
     if (auto s = Launch(view, step); !s.ok()) return s;
@@ -478,14 +406,13 @@ class CudaDevice final : public Device, private Staging::Fences {
   const UpdateKernels& kernels_ = *CudaKernels();
   CudaIpcHandles ipc_handles_;
   std::atomic<std::int64_t> overhead_bytes_ = 0;
-  std::atomic<std::int64_t> pinned_bytes_ = 0;  // clients' too
+  std::atomic<std::int64_t> pinned_bytes_ = 0;  // of the staging memory
   cudaStream_t stream_ = nullptr;
   cudaEvent_t fences_[2] = {};
   char* pinned_ = nullptr;
   std::optional<Staging> staging_;
   char* stage_ = nullptr;
-  std::map<std::uintptr_t, std::int64_t> client_pinned_;  // bytes by address
-  std::int64_t client_pinned_bytes_ = 0;
+  CudaPinnedBuffers client_buffers_;
 };
 
 }  // namespace

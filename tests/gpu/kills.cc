@@ -50,6 +50,7 @@ constexpr int kReady = 6;          // workers that wait for their death, so that
 constexpr double kLimitMs = 1000;  // of the 99th percentile
 constexpr double kPatienceMs = 30'000;
 constexpr double kSettleMs = 2000;
+constexpr double kShortSettleMs = 500;
 constexpr long long kGpuSlackBytes = 4 << 20;  // less than one worker's; an MPS server keeps a little of each
 constexpr long long kRssSlackBytes = 32 << 20;  // the allocator's, of threads that come and go
 
@@ -143,19 +144,21 @@ class Worker {
 
 // What the daemon holds.
 struct Held {
-  long long gpu_bytes = 0, budget_bytes = 0, rss_bytes = 0;
+  long long gpu_bytes = 0, budget_bytes = 0, overhead_bytes = 0, rss_bytes = 0;
   long descriptors = 0;
 };
 
-Held Look(Client& client, const CheckOptions& options) {
+Held Look(Client& client, const CheckOptions& options, double settle_ms) {
   Held held;
   // The driver frees a dead process's context some time after its parent has seen it dead.
   held.gpu_bytes = UsedGpuBytes(client, options.device);
-  for (const auto start = Clock::now(); MsSince(start) < kSettleMs;)
+  for (const auto start = Clock::now(); MsSince(start) < settle_ms;)
     held.gpu_bytes = std::min(held.gpu_bytes, UsedGpuBytes(client, options.device));
   if (const auto info = client.GetServerInfo(); info.ok()) {
     for (const DeviceInfo& d : info->devices) {
-      if (d.name == options.device) held.budget_bytes = d.used_bytes;
+      if (d.name != options.device) continue;
+      held.budget_bytes = d.used_bytes;
+      held.overhead_bytes = d.overhead_bytes;
     }
   }
   const std::string process = "/proc/" + std::to_string(options.daemon_pid);
@@ -170,8 +173,10 @@ Held Look(Client& client, const CheckOptions& options) {
 }
 
 void Print(const char* when, const Held& held) {
-  std::printf("%s: GPU in use %lld bytes, of it caches %lld, daemon's RSS %lld KiB, %ld descriptors\n", when,
-              held.gpu_bytes, held.budget_bytes, held.rss_bytes >> 10, held.descriptors);
+  std::printf(
+      "%s: GPU in use %lld bytes; the daemon's caches %lld, overhead %lld, RSS %lld KiB, %ld descriptors\n",
+      when, held.gpu_bytes, held.budget_bytes, held.overhead_bytes, held.rss_bytes >> 10, held.descriptors);
+  std::fflush(stdout);
 }
 
 struct Times {
@@ -298,14 +303,19 @@ int CheckKills(const CheckOptions& options) {
   const auto session = (*client)->OpenSession("kills");
   if (!session.ok()) return Fail("OpenSession", session.status());
   // What a daemon takes once (a context, threads) is not growth: the first round is not counted.
+  const auto own = (*session)->CreateCache("kills/own", options.device, kGeometry);
+  if (!own.ok()) return Fail("CreateCache", own.status());
+  if (const auto s = (*client)->DeleteCache(*own); !s.ok()) return Fail("DeleteCache", s);
+  Print("no worker yet", Look(**client, options, kShortSettleMs));
   int number = 0;
   for (; number < 2 * kKindCount; ++number) {
     Worker worker(options, number);
     if (!worker.Await()) return 1;
     const auto times = Measure(**client, **session, worker);
     if (!times.ok()) return Fail("an uncounted kill", times.status());
+    if (number < kKindCount) Print(kKinds[number], Look(**client, options, kShortSettleMs));
   }
-  const Held before = Look(**client, options);
+  const Held before = Look(**client, options, kSettleMs);
   Print("before", before);
 
   std::vector<double> reclaim, death, ended, after_death, of_kind[kKindCount];
@@ -324,7 +334,7 @@ int CheckKills(const CheckOptions& options) {
     after_death.push_back(times->reclaim_ms - std::max(times->death_ms, times->session_ms));
     of_kind[number % kKindCount].push_back(times->reclaim_ms);
   }
-  const Held after = Look(**client, options);
+  const Held after = Look(**client, options, kSettleMs);
   Print("after ", after);
 
   const double p99 = Percentile(reclaim, 99);

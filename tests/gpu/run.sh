@@ -144,11 +144,19 @@ part_torch() {
   stop_daemon
 }
 
+# What is in use of the GPU, when only the daemon (or nobody) is left: for the log.
+who_uses() {
+  echo "$1: $(check_daemon used) bytes of the GPU in use; $(nvidia-smi --query-compute-apps=pid,used_memory \
+    --format=csv,noheader 2>&1 | tr '\n' ';')"
+}
 kills() {
+  who_uses "without a daemon"
   start_daemon
   show "kills${mps:+_mps}" check_daemon kills --daemon-pid="$daemon" --goal-ms="$1"
+  who_uses "the daemon (pid $daemon), all workers dead"
   [ -z "$mps" ] || step mps_serves mps_serves
   stop_daemon
+  who_uses "the daemon gone"
 }
 part_kills() {
   kills 100
