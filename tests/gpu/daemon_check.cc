@@ -1,9 +1,13 @@
 // Checks of a running daemon, with worker processes.
 //
-//   daemon_check used   [--device=cuda:N]                         prints the bytes in use of the GPU
-//   daemon_check memory [--device=cuda:N] --before-bytes=N        as `used` has printed before the daemon
-//   started daemon_check kills  [--device=cuda:N] --daemon-pid=N [--kills=N] [--goal-ms=N] daemon_check hold
-//   NAME=DEVICE...                            until its input ends
+//   used   [--device=cuda:N]                                      prints the bytes in use of the GPU
+//
+//   memory [--device=cuda:N] --before-bytes=N                     N as `used` has printed before the daemon
+//                                                                 started
+//
+//   kills  [--device=cuda:N] --daemon-pid=N [--kills=N] [--goal-ms=N]
+//
+//   hold   NAME=DEVICE...                                         until its input ends
 //
 // The daemon: $SUMMARYD_ADDRESS. Exit status 0 passed, 1 failed, 2 wrong usage.
 #include "tests/gpu/daemon_check.h"
