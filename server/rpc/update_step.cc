@@ -1,9 +1,6 @@
 #include "server/rpc/update_step.h"
 
-#include <grpcpp/alarm.h>
-
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,47 +13,15 @@ namespace {
 // Rows that are checked in some ten microseconds.
 constexpr std::int64_t kQuickRows = 4096;
 
-// Calls `f` with the update that a message of a stream holds.
-template <typename F>
-auto WithUpdate(const v1::StreamUpdatesRequest& request, const F& f) -> decltype(f(request.decode())) {
-  switch (request.update_case()) {
-    case v1::StreamUpdatesRequest::kDecode:
-      return f(request.decode());
-    case v1::StreamUpdatesRequest::kVerify:
-      return f(request.verify());
-    case v1::StreamUpdatesRequest::kPrefill:
-      return f(request.prefill());
-    case v1::StreamUpdatesRequest::UPDATE_NOT_SET:
-      break;
-  }
-  return Refuse(Reason::FIELD_MISSING, "update", "a message of the stream holds no update");
-}
-
-absl::StatusOr<std::optional<Counter>> FindCounter(const Session& session, bool present,
-                                                   const v1::CounterValue& counter,
+absl::StatusOr<std::optional<Counter>> FindCounter(const Session& session,
+                                                   const std::optional<CounterPlace>& place,
                                                    const std::string& field) {
-  if (!present) return std::nullopt;
-  auto buffer = session.FindBuffer(counter.buffer_id());
+  if (!place) return std::nullopt;
+  auto buffer = session.FindBuffer(place->buffer_id);
   if (!buffer.ok()) return AtField(buffer.status(), field);
-  auto found = Counter::Find(*std::move(buffer), counter.offset_bytes(), counter.value(), field);
+  auto found = Counter::Find(*std::move(buffer), place->offset, place->value, field);
   if (!found.ok()) return found.status();
   return *std::move(found);
-}
-
-absl::StatusOr<Shared> FindSharedStep(const SessionManager& sessions, bool present,
-                                      const v1::SharedStep& step) {
-  Shared shared;
-  if (!present) return shared;
-  auto session = sessions.Find(step.session_id());
-  if (!session.ok()) return AtField(session.status(), "shared.session_id");
-  auto ready = FindCounter(**session, step.has_ready(), step.ready(), "shared.ready");
-  if (!ready.ok()) return ready.status();
-  auto done = FindCounter(**session, step.has_done(), step.done(), "shared.done");
-  if (!done.ok()) return done.status();
-  shared.session = *std::move(session);
-  shared.ready = *std::move(ready);
-  shared.done = *std::move(done);
-  return shared;
 }
 
 // Takes a step's arrays one by one, from the message or by copy from a buffer of the session.
@@ -64,37 +29,33 @@ class ArrayReader {
  public:
   explicit ArrayReader(const Session* session) : session_(session) {}
 
-  // The array `name`, or nothing and a status of the first that failed.
-  template <typename T, typename Field>
-  std::span<const T> Read(const char* name, const Field& in_message, bool by_reference,
-                          const v1::ArrayReference& reference, std::vector<T>& copy) {
+  // The array `name`, or nothing and a status of the first that failed. `known`: this kind of step has it.
+  template <typename T>
+  std::span<const T> Read(const char* name, bool known, const IndexArray<T>& array, std::vector<T>& copy) {
     if (!status_.ok()) return {};
-    if (!by_reference) return {in_message.data(), static_cast<std::size_t>(in_message.size())};
-    if (!in_message.empty()) {
+    if (!array.place) return array.values;
+    const std::string field = absl::StrCat("shared.arrays.", name);
+    if (!known) {
+      status_ = Refuse(Reason::SIZE_MISMATCH, field, absl::StrFormat("this kind of step has no %s", name));
+      return {};
+    }
+    if (!array.values.empty()) {
       status_ = Refuse(Reason::SIZE_MISMATCH, name,
                        absl::StrFormat("%s come in the message and by reference", name));
       return {};
     }
-    const std::string field = absl::StrCat("shared.arrays.", name);
-    const auto buffer = session_->FindBuffer(reference.buffer_id());
+    const auto buffer = session_->FindBuffer(array.place->buffer_id);
     if (!buffer.ok()) {
       status_ = AtField(buffer.status(), field);
       return {};
     }
-    auto copied = CopyArray<T>(**buffer, reference.offset_bytes(), reference.count(), field);
+    auto copied = CopyArray<T>(**buffer, array.place->offset, array.place->count, field);
     if (!copied.ok()) {
       status_ = copied.status();
       return {};
     }
     copy = *std::move(copied);
     return copy;
-  }
-
-  // An array that this kind of step does not have.
-  void RefuseIf(const char* name, bool by_reference) {
-    if (!status_.ok() || !by_reference) return;
-    status_ = Refuse(Reason::SIZE_MISMATCH, absl::StrCat("shared.arrays.", name),
-                     absl::StrFormat("this kind of step has no %s", name));
   }
 
   const absl::Status& status() const { return status_; }
@@ -104,34 +65,17 @@ class ArrayReader {
   absl::Status status_;
 };
 
-template <typename Request>
-absl::StatusOr<StepArrays> ReadArrays(const Request& request, Update& update) {
-  const auto& refs = request.shared().arrays();
+absl::StatusOr<StepArrays> ReadArrays(const StepRequest& r, Update& update) {
+  const bool verify = r.kind == StepKind::kVerify;
   CopiedArrays& to = update.copied;
   ArrayReader reader(update.shared.session.get());
   StepArrays arrays;
-  arrays.slots = reader.Read("slots", request.slots(), refs.has_slots(), refs.slots(), to.slots);
-  if constexpr (requires { request.positions(); }) {
-    arrays.positions =
-        reader.Read("positions", request.positions(), refs.has_positions(), refs.positions(), to.positions);
-  } else {
-    reader.RefuseIf("positions", refs.has_positions());
-  }
-  if constexpr (requires { request.query_start_loc(); }) {
-    arrays.query_start_loc =
-        reader.Read("query_start_loc", request.query_start_loc(), refs.has_query_start_loc(),
-                    refs.query_start_loc(), to.query_start_loc);
-  } else {
-    reader.RefuseIf("query_start_loc", refs.has_query_start_loc());
-  }
-  if constexpr (requires { request.seq_lens(); }) {
-    arrays.seq_lens =
-        reader.Read("seq_lens", request.seq_lens(), refs.has_seq_lens(), refs.seq_lens(), to.seq_lens);
-  } else {
-    reader.RefuseIf("seq_lens", refs.has_seq_lens());
-  }
-  arrays.ring_bases = reader.Read("ring_bases", request.ring_bases(), refs.has_ring_bases(),
-                                  refs.ring_bases(), to.ring_bases);
+  arrays.slots = reader.Read("slots", true, r.slots, to.slots);
+  arrays.positions = reader.Read("positions", !verify, r.positions, to.positions);
+  arrays.query_start_loc =
+      reader.Read("query_start_loc", r.kind != StepKind::kDecode, r.query_start_loc, to.query_start_loc);
+  arrays.seq_lens = reader.Read("seq_lens", verify, r.seq_lens, to.seq_lens);
+  arrays.ring_bases = reader.Read("ring_bases", true, r.ring_bases, to.ring_bases);
   if (!reader.status().ok()) return reader.status();
   return arrays;
 }
@@ -142,15 +86,14 @@ struct FoundRows {
   std::size_t bytes = 0;
 };
 
-absl::StatusOr<FoundRows> ReadRows(const v1::Rows& rows, std::int64_t count, Update& update) {
-  if (!rows.has_reference())
-    return FoundRows{PackedRows(rows.inline_().data(), count), rows.inline_().size()};
-  const auto& reference = rows.reference();
+absl::StatusOr<FoundRows> ReadRows(const StepRequest& request, std::int64_t count, Update& update) {
+  if (!request.rows) return FoundRows{PackedRows(request.row_bytes.data(), count), request.row_bytes.size()};
+  const RowsReference& reference = *request.rows;
   if (update.shared.session == nullptr) {
     return Refuse(Reason::SESSION_REQUIRED, "shared.session_id", "rows by reference need a session");
   }
   if (auto s = CheckLayers(update.cache->geometry(), update.layers); !s.ok()) return s;
-  auto buffer = update.shared.session->FindBuffer(reference.buffer_id());
+  auto buffer = update.shared.session->FindBuffer(reference.buffer_id);
   if (!buffer.ok()) return AtField(buffer.status(), "rows.reference.buffer_id");
   const std::string& device = (*buffer)->device();
   if (!device.empty() && device != update.cache->device().name()) {
@@ -158,12 +101,7 @@ absl::StatusOr<FoundRows> ReadRows(const v1::Rows& rows, std::int64_t count, Upd
                   absl::StrFormat("the buffer is in memory of %s, the cache of %s", device,
                                   update.cache->device().name()));
   }
-  const auto view = FindRows(**buffer,
-                             {.key_offset = reference.key_offset_bytes(),
-                              .z_offset = reference.z_offset_bytes(),
-                              .row_stride = reference.row_stride_bytes(),
-                              .layer_stride = reference.layer_stride_bytes()},
-                             update.layers.count, count);
+  const auto view = FindRows(**buffer, reference.place, update.layers.count, count);
   if (!view.ok()) return view.status();
   update.rows_in = device.empty() ? RowsIn::kHost : RowsIn::kDevice;
   update.rows = *std::move(buffer);
@@ -171,97 +109,100 @@ absl::StatusOr<FoundRows> ReadRows(const v1::Rows& rows, std::int64_t count, Upd
 }
 
 // What tells the kinds of steps apart: their check, counter and arrays.
-DecodeStep Make(const v1::UpdateDecodeRequest&, const StepArrays& arrays) {
-  DecodeStep step;
-  step.positions = arrays.positions.data();
-  return step;
+absl::StatusOr<StepEffect> Check(StepKind kind, const CacheGeometry& geometry, LayerSpan layers,
+                                 const StepArrays& arrays, std::size_t row_bytes) {
+  switch (kind) {
+    case StepKind::kDecode:
+      return CheckDecode(geometry, layers, arrays, row_bytes);
+    case StepKind::kVerify:
+      return CheckVerify(geometry, layers, arrays, row_bytes);
+    case StepKind::kPrefill:
+      break;
+  }
+  return CheckPrefill(geometry, layers, arrays, row_bytes);
 }
-VerifyStep Make(const v1::UpdateVerifyRequest&, const StepArrays& arrays) {
-  VerifyStep step;
-  step.requests = static_cast<std::int32_t>(arrays.seq_lens.size());
-  step.query_start_loc = arrays.query_start_loc.data();
-  step.seq_lens = arrays.seq_lens.data();
-  return step;
+
+Stats::Counter Stats::*Counted(StepKind kind) {
+  switch (kind) {
+    case StepKind::kDecode:
+      return &Stats::decode_steps;
+    case StepKind::kVerify:
+      return &Stats::verify_steps;
+    case StepKind::kPrefill:
+      break;
+  }
+  return &Stats::prefill_steps;
 }
-PrefillStep Make(const v1::UpdatePrefillRequest&, const StepArrays& arrays) {
-  PrefillStep step;
-  step.requests = static_cast<std::int32_t>(arrays.query_start_loc.size()) - 1;
-  step.positions = arrays.positions.data();
-  step.query_start_loc = arrays.query_start_loc.data();
-  return step;
+
+Step Make(StepKind kind, const StepArrays& arrays, const RowsView& in) {
+  const auto rows = static_cast<std::int32_t>(arrays.slots.size());
+  const std::int64_t* slots = arrays.slots.data();
+  const std::int64_t* bases = arrays.ring_bases.data();
+  switch (kind) {
+    case StepKind::kDecode:
+      return DecodeStep{rows, in, slots, arrays.positions.data(), bases};
+    case StepKind::kVerify:
+      return VerifyStep{rows,
+                        static_cast<std::int32_t>(arrays.seq_lens.size()),
+                        in,
+                        slots,
+                        arrays.query_start_loc.data(),
+                        arrays.seq_lens.data(),
+                        bases};
+    case StepKind::kPrefill:
+      break;
+  }
+  return PrefillStep{rows,
+                     static_cast<std::int32_t>(arrays.query_start_loc.size()) - 1,
+                     in,
+                     slots,
+                     arrays.positions.data(),
+                     arrays.query_start_loc.data(),
+                     bases};
 }
-constexpr auto Check(const v1::UpdateDecodeRequest&) { return CheckDecode; }
-constexpr auto Check(const v1::UpdateVerifyRequest&) { return CheckVerify; }
-constexpr auto Check(const v1::UpdatePrefillRequest&) { return CheckPrefill; }
-constexpr auto Counted(const v1::UpdateDecodeRequest&) { return &Stats::decode_steps; }
-constexpr auto Counted(const v1::UpdateVerifyRequest&) { return &Stats::verify_steps; }
-constexpr auto Counted(const v1::UpdatePrefillRequest&) { return &Stats::prefill_steps; }
 
 }  // namespace
 
-template <typename Request>
-absl::StatusOr<Shared> FindShared(const SessionManager& sessions, const Request& request) {
-  return FindSharedStep(sessions, request.has_shared(), request.shared());
+absl::StatusOr<Shared> FindShared(std::shared_ptr<Session> session, const std::optional<CounterPlace>& ready,
+                                  const std::optional<CounterPlace>& done) {
+  Shared shared;
+  auto found_ready = FindCounter(*session, ready, "shared.ready");
+  if (!found_ready.ok()) return found_ready.status();
+  auto found_done = FindCounter(*session, done, "shared.done");
+  if (!found_done.ok()) return found_done.status();
+  shared.session = std::move(session);
+  shared.ready = *std::move(found_ready);
+  shared.done = *std::move(found_done);
+  return shared;
 }
 
-template <typename Request>
-absl::StatusOr<Update> Parse(const CacheManager& caches, const Request& request, Shared shared) {
-  auto cache = caches.Find(request.cache().name(), request.cache().generation());
+absl::StatusOr<Update> Parse(const CacheManager& caches, const StepRequest& request, Shared shared) {
+  auto cache = caches.Find(request.cache, request.generation);
   if (!cache.ok()) return cache.status();
   const std::uint64_t owner = (*cache)->session();
   if (shared.session != nullptr && owner != 0 && owner != shared.session->number()) {
     return Refuse(Reason::CACHE_NOT_YOURS, "cache.name",
-                  absl::StrFormat("cache \"%s\" belongs to another session", request.cache().name()));
+                  absl::StrFormat("cache \"%s\" belongs to another session", request.cache));
   }
   Update update;
   update.cache = *std::move(cache);
-  update.layers = {request.layers().first(), request.layers().count()};
-  update.steps = Counted(request);
+  update.layers = request.layers;
+  update.steps = Counted(request.kind);
   update.shared = std::move(shared);
   const auto arrays = ReadArrays(request, update);
   if (!arrays.ok()) return arrays.status();
-  const auto rows = ReadRows(request.rows(), static_cast<std::int64_t>(arrays->slots.size()), update);
+  const auto rows = ReadRows(request, static_cast<std::int64_t>(arrays->slots.size()), update);
   if (!rows.ok()) return rows.status();
-  auto effect = Check(request)(update.cache->geometry(), update.layers, *arrays, rows->bytes);
+  auto effect = Check(request.kind, update.cache->geometry(), update.layers, *arrays, rows->bytes);
   if (!effect.ok()) return effect.status();
   update.effect = *effect;
-  auto step = Make(request, *arrays);
-  step.rows = static_cast<std::int32_t>(arrays->slots.size());
-  step.in = rows->view;
-  step.slots = arrays->slots.data();
-  step.ring_bases = arrays->ring_bases.data();
-  update.step = step;
+  update.step = Make(request.kind, *arrays, rows->view);
   return update;
 }
 
-template <typename Request>
-bool SlowToParse(const Request& request) {
-  const auto& arrays = request.shared().arrays();
-  return std::max({std::int64_t{request.slots_size()}, arrays.slots().count(),
-                   arrays.query_start_loc().count()}) > kQuickRows;
-}
-
-#define KVSUMMARY_INSTANTIATE(Request)                                                    \
-  template absl::StatusOr<Shared> FindShared(const SessionManager&, const v1::Request&);  \
-  template absl::StatusOr<Update> Parse(const CacheManager&, const v1::Request&, Shared); \
-  template bool SlowToParse(const v1::Request&);
-KVSUMMARY_INSTANTIATE(UpdateDecodeRequest)
-KVSUMMARY_INSTANTIATE(UpdateVerifyRequest)
-KVSUMMARY_INSTANTIATE(UpdatePrefillRequest)
-#undef KVSUMMARY_INSTANTIATE
-
-template <>
-absl::StatusOr<Shared> FindShared(const SessionManager& sessions, const v1::StreamUpdatesRequest& request) {
-  return WithUpdate(request, [&](const auto& update) { return FindShared(sessions, update); });
-}
-template <>
-absl::StatusOr<Update> Parse(const CacheManager& caches, const v1::StreamUpdatesRequest& request,
-                             Shared shared) {
-  return WithUpdate(request, [&](const auto& update) { return Parse(caches, update, std::move(shared)); });
-}
-template <>
-bool SlowToParse(const v1::StreamUpdatesRequest& request) {
-  return SlowToParse(request.decode()) || SlowToParse(request.verify()) || SlowToParse(request.prefill());
+bool SlowToParse(const StepRequest& r) {
+  return std::max({std::ssize(r.slots.values), r.slots.place.value_or(ArrayPlace{}).count,
+                   r.query_start_loc.place.value_or(ArrayPlace{}).count}) > kQuickRows;
 }
 
 absl::Status Apply(Stats& stats, const Update& update) {
@@ -275,19 +216,6 @@ absl::Status Apply(Stats& stats, const Update& update) {
   stats.token_layers += update.effect.rows * update.layers.count;
   stats.summaries_written += update.effect.regions_closed * update.layers.count;
   return absl::OkStatus();
-}
-
-void FillResult(const StepEffect& effect, v1::UpdateResult* result) {
-  result->set_rows(effect.rows);
-  result->set_regions_closed(effect.regions_closed);
-}
-
-void OnGrpcThread(std::function<void()> work) {
-  auto* alarm = new grpc::Alarm;
-  alarm->Set(std::chrono::system_clock::now(), [alarm, work = std::move(work)](bool /*ok*/) {
-    work();
-    delete alarm;  // keeps this closure alive until it has returned
-  });
 }
 
 }  // namespace kvsummary

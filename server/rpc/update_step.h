@@ -1,14 +1,18 @@
-// An update on its way from a request to the device: what it shares with its client, its checks, its effect.
+// An update on its way from a request to the device: what it asks for, in whatever form it came (a message,
+// an entry of a submission queue), what it shares with its client, its checks, its effect. The one place
+// where updates are checked: so every form gets the same errors, in the terms of kvsummary/v1/update.proto.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvsummary/v1/update.pb.h"
 #include "server/cache/cache.h"
 #include "server/cache/validate.h"
 #include "server/ops/stats.h"
@@ -16,6 +20,46 @@
 #include "server/session/session.h"
 
 namespace kvsummary {
+
+enum class StepKind { kDecode, kVerify, kPrefill };
+
+// Places in buffers of the session; offsets in bytes, counts in elements.
+struct ArrayPlace {
+  std::uint64_t buffer_id = 0;
+  std::int64_t offset = 0;
+  std::int64_t count = 0;
+};
+struct CounterPlace {
+  std::uint64_t buffer_id = 0;
+  std::int64_t offset = 0;
+  std::uint64_t value = 0;
+};
+struct RowsReference {
+  std::uint64_t buffer_id = 0;
+  RowsPlace place;
+};
+
+// An index array that came with the request, or the place where it lies.
+template <typename T>
+struct IndexArray {
+  std::span<const T> values = {};
+  std::optional<ArrayPlace> place = std::nullopt;
+};
+
+// What an update asks for. Points into what it was made of.
+struct StepRequest {
+  StepKind kind = StepKind::kDecode;
+  std::string cache;
+  std::uint64_t generation = 0;
+  LayerSpan layers;
+  IndexArray<std::int64_t> slots;
+  IndexArray<std::int64_t> positions;
+  IndexArray<std::int32_t> query_start_loc;
+  IndexArray<std::int32_t> seq_lens;
+  IndexArray<std::int64_t> ring_bases;
+  std::string_view row_bytes;  // that came with the request
+  std::optional<RowsReference> rows;
+};
 
 // What an update's SharedStep names; of an update without one, nothing.
 struct Shared {
@@ -40,7 +84,7 @@ struct CopiedArrays {
   }
 };
 
-// A validated update. `step` points into the request it was parsed from, which must stay, and into what the
+// A validated update. `step` points into what its request was made of, which must stay, and into what the
 // update itself keeps. Movable.
 struct Update {
   std::shared_ptr<Cache> cache;
@@ -54,27 +98,17 @@ struct Update {
   std::shared_ptr<Buffer> rows;
 };
 
-// Each takes any kind of update: UpdateDecodeRequest, UpdateVerifyRequest, UpdatePrefillRequest or
-// StreamUpdatesRequest.
-
 // To be called before the wait for `ready`: it reads no memory of the client's.
-template <typename Request>
-absl::StatusOr<Shared> FindShared(const SessionManager& sessions, const Request& request);
+absl::StatusOr<Shared> FindShared(std::shared_ptr<Session> session, const std::optional<CounterPlace>& ready,
+                                  const std::optional<CounterPlace>& done);
 
 // To be called after it.
-template <typename Request>
-absl::StatusOr<Update> Parse(const CacheManager& caches, const Request& request, Shared shared);
+absl::StatusOr<Update> Parse(const CacheManager& caches, const StepRequest& request, Shared shared);
 
 // Whether Parse may take milliseconds for arrays by reference.
-template <typename Request>
-bool SlowToParse(const Request& request);
+bool SlowToParse(const StepRequest& request);
 
 // (executor) Applies, counts and sets the `done` counter.
 absl::Status Apply(Stats& stats, const Update& update);
-
-void FillResult(const StepEffect& effect, v1::UpdateResult* result);
-
-// Runs `work` on a thread of gRPC's.
-void OnGrpcThread(std::function<void()> work);
 
 }  // namespace kvsummary

@@ -9,8 +9,9 @@
 
 #include "kvsummary/v1/update.pb.h"
 #include "server/error.h"
+#include "server/rpc/grpc_thread.h"
 #include "server/rpc/status.h"
-#include "server/rpc/update_step.h"
+#include "server/rpc/update_request.h"
 
 namespace kvsummary {
 namespace {
