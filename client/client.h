@@ -92,7 +92,8 @@ struct SessionSummary {
   std::int64_t waits = 0;  // updates that wait for a counter
 };
 
-class ClientSession;  // client/session.h
+class ClientSession;  // client/session.h, with what follows
+struct SharedUpdate;
 
 class Client {
  public:
@@ -145,6 +146,14 @@ class Client {
     absl::Status Decode(const Cache& cache, LayerSpan layers, const DecodeUpdate& update);
     absl::Status Verify(const Cache& cache, LayerSpan layers, const VerifyUpdate& update);
     absl::Status Prefill(const Cache& cache, LayerSpan layers, const PrefillUpdate& update);
+    // By reference to buffers of the session. `update.done` is set before its answer comes. A step that waits
+    // for `update.ready` holds back those behind it.
+    absl::Status Decode(const ClientSession& session, const Cache& cache, LayerSpan layers,
+                        const SharedUpdate& update);
+    absl::Status Verify(const ClientSession& session, const Cache& cache, LayerSpan layers,
+                        const SharedUpdate& update);
+    absl::Status Prefill(const ClientSession& session, const Cache& cache, LayerSpan layers,
+                         const SharedUpdate& update);
     // Waits until all that was sent is answered; the sum of the results since the last Flush, or the error
     // that ended the stream.
     absl::StatusOr<UpdateResult> Flush();

@@ -9,6 +9,7 @@
 #include "client/direct/direct.h"
 #include "client/status.h"
 #include "client/step_memory.h"
+#include "client/update_queue.h"
 #include "kernels/update.h"
 
 namespace kvsummary {
@@ -50,45 +51,56 @@ class InlinePlane final : public Plane {
 
 class SharedPlane final : public Plane {
  public:
-  SharedPlane(Client& client, std::unique_ptr<ClientSession> session, Cache cache)
-      : Plane(client, std::move(cache)), session_(std::move(session)) {}
+  // `queue`: null where updates are calls.
+  SharedPlane(Client& client, std::unique_ptr<ClientSession> session, std::unique_ptr<UpdateQueue> queue,
+              Cache cache)
+      : Plane(client, std::move(cache)), session_(std::move(session)), queue_(std::move(queue)) {}
 
   absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& u) override {
     Layout layout;
     layout.Add(u.slots), layout.Add(u.positions), layout.Add(u.ring_bases), layout.Add(u.rows);
     if (auto s = Reserve(layout.bytes()); !s.ok()) return s;
-    return session_->Decode(cache(), layers,
-                            {.rows = PutRows(u.rows, u.slots.size()),
-                             .slots = Put(u.slots),
-                             .positions = Put(u.positions),
-                             .ring_bases = Put(u.ring_bases)});
+    return Update(&ClientSession::Decode, &UpdateQueue::Decode, layers,
+                  {.rows = PutRows(u.rows, u.slots.size()),
+                   .slots = Put(u.slots),
+                   .positions = Put(u.positions),
+                   .ring_bases = Put(u.ring_bases)});
   }
   absl::StatusOr<UpdateResult> Verify(LayerSpan layers, const VerifyUpdate& u) override {
     Layout layout;
     layout.Add(u.slots), layout.Add(u.query_start_loc), layout.Add(u.seq_lens), layout.Add(u.ring_bases);
     layout.Add(u.rows);
     if (auto s = Reserve(layout.bytes()); !s.ok()) return s;
-    return session_->Verify(cache(), layers,
-                            {.rows = PutRows(u.rows, u.slots.size()),
-                             .slots = Put(u.slots),
-                             .query_start_loc = Put(u.query_start_loc),
-                             .seq_lens = Put(u.seq_lens),
-                             .ring_bases = Put(u.ring_bases)});
+    return Update(&ClientSession::Verify, &UpdateQueue::Verify, layers,
+                  {.rows = PutRows(u.rows, u.slots.size()),
+                   .slots = Put(u.slots),
+                   .query_start_loc = Put(u.query_start_loc),
+                   .seq_lens = Put(u.seq_lens),
+                   .ring_bases = Put(u.ring_bases)});
   }
   absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& u) override {
     Layout layout;
     layout.Add(u.slots), layout.Add(u.positions), layout.Add(u.query_start_loc), layout.Add(u.ring_bases);
     layout.Add(u.rows);
     if (auto s = Reserve(layout.bytes()); !s.ok()) return s;
-    return session_->Prefill(cache(), layers,
-                             {.rows = PutRows(u.rows, u.slots.size()),
-                              .slots = Put(u.slots),
-                              .positions = Put(u.positions),
-                              .query_start_loc = Put(u.query_start_loc),
-                              .ring_bases = Put(u.ring_bases)});
+    return Update(&ClientSession::Prefill, &UpdateQueue::Prefill, layers,
+                  {.rows = PutRows(u.rows, u.slots.size()),
+                   .slots = Put(u.slots),
+                   .positions = Put(u.positions),
+                   .query_start_loc = Put(u.query_start_loc),
+                   .ring_bases = Put(u.ring_bases)});
   }
 
  private:
+  absl::StatusOr<UpdateResult> Update(
+      absl::StatusOr<UpdateResult> (ClientSession::*call)(const Cache&, LayerSpan, const SharedUpdate&),
+      absl::StatusOr<std::uint64_t> (UpdateQueue::*submit)(const Cache&, LayerSpan, const SharedUpdate&),
+      LayerSpan layers, const SharedUpdate& update) {
+    if (queue_ == nullptr) return (session_.get()->*call)(cache(), layers, update);
+    const auto number = (queue_.get()->*submit)(cache(), layers, update);
+    if (!number.ok()) return number.status();
+    return queue_->Wait(*number);
+  }
   // Makes room for a step in the buffer, and begins at its start.
   absl::Status Reserve(std::int64_t bytes) {
     used_ = Layout();
@@ -118,9 +130,21 @@ class SharedPlane final : public Plane {
   }
 
   const std::unique_ptr<ClientSession> session_;
+  const std::unique_ptr<UpdateQueue> queue_;
   std::unique_ptr<SharedBuffer> buffer_;
   Layout used_;
 };
+
+absl::StatusOr<std::unique_ptr<Plane>> MakeShared(Client& client, std::unique_ptr<ClientSession> session,
+                                                  const Cache& cache, bool queued) {
+  std::unique_ptr<UpdateQueue> queue;
+  if (queued) {
+    auto opened = session->OpenQueue();
+    if (!opened.ok()) return opened.status();
+    queue = *std::move(opened);
+  }
+  return std::make_unique<SharedPlane>(client, std::move(session), std::move(queue), cache);
+}
 
 struct SizeCheck {
   const char* field;
@@ -303,12 +327,13 @@ absl::StatusOr<std::unique_ptr<Plane>> MapDirect(Client& client, std::unique_ptr
 absl::StatusOr<PlaneKind> ParsePlane(const std::string& name) {
   if (name == "inline") return PlaneKind::kInline;
   if (name == "shared") return PlaneKind::kShared;
+  if (name == "queue") return PlaneKind::kQueue;
   if (name == "direct") return PlaneKind::kDirect;
-  return absl::InvalidArgumentError("planes are inline, shared and direct");
+  return absl::InvalidArgumentError("planes are inline, shared, queue and direct");
 }
 
 Flag PlaneFlag() {
-  return {"plane", "PLANE", "inline", "inline, shared or direct: how rows get to the cache",
+  return {"plane", "PLANE", "inline", "inline, shared, queue or direct: how rows get to the cache",
           [](const std::string& value) { return ParsePlane(value).status(); }};
 }
 
@@ -324,8 +349,12 @@ absl::StatusOr<std::unique_ptr<Plane>> Plane::Create(PlaneKind kind, Client& cli
   if (!session.ok()) return session.status();
   const auto cache = (*session)->CreateCache(name, device, geometry);
   if (!cache.ok()) return cache.status();
-  if (kind == PlaneKind::kShared) return std::make_unique<SharedPlane>(client, *std::move(session), *cache);
-  auto plane = MapDirect(client, *std::move(session), *cache);
+  absl::StatusOr<std::unique_ptr<Plane>> plane;
+  if (kind == PlaneKind::kDirect) {
+    plane = MapDirect(client, *std::move(session), *cache);
+  } else {
+    plane = MakeShared(client, *std::move(session), *cache, kind == PlaneKind::kQueue);
+  }
   if (!plane.ok()) client.DeleteCache(*cache).IgnoreError();  // the first error is the one to tell
   return plane;
 }

@@ -1,8 +1,8 @@
-// The three ways to bring rows to a cache, behind one interface: what conformance, replay and the benchmark
-// drive.
+// The ways to bring rows to a cache, behind one interface: what conformance, replay and the benchmark drive.
 //
 //   inline   rows and arrays travel in the messages
 //   shared   they lie in a buffer that the session has registered; messages refer to them
+//   queue    as shared, but submitted through a queue in shared memory instead of messages
 //   direct   this process maps the cache and runs the kernels itself
 #pragma once
 
@@ -18,9 +18,9 @@
 
 namespace kvsummary {
 
-enum class PlaneKind { kInline, kShared, kDirect };
+enum class PlaneKind { kInline, kShared, kQueue, kDirect };
 
-// "inline", "shared" or "direct".
+// "inline", "shared", "queue" or "direct".
 absl::StatusOr<PlaneKind> ParsePlane(const std::string& name);
 
 // --plane, of commands that make updates.

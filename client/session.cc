@@ -12,12 +12,15 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/client_impl.h"
 #include "client/descriptor_client.h"
+#include "client/shared_message.h"
 #include "client/status.h"
 #include "client/unary_call.h"
+#include "client/update_queue.h"
 #include "kvsummary/v1/session.grpc.pb.h"
 #include "proto/descriptor_socket.h"
 
@@ -33,50 +36,6 @@ static_assert(v1::MEMORY_KIND_MEMFD == static_cast<int>(HandleKind::kMemfd) &&
 void FillRef(const Cache& cache, v1::CacheRef* ref) {
   ref->set_name(cache.name);
   ref->set_generation(cache.generation);
-}
-
-void FillArray(const SharedArray& array, v1::ArrayReference* (v1::ArrayReferences::*field)(),
-               v1::ArrayReferences* arrays) {
-  if (array.buffer_id == 0) return;
-  v1::ArrayReference* reference = (arrays->*field)();
-  reference->set_buffer_id(array.buffer_id);
-  reference->set_offset_bytes(array.offset_bytes);
-  reference->set_count(array.count);
-}
-
-void FillCounter(const SharedCounter& counter, v1::CounterValue* (v1::SharedStep::*field)(),
-                 v1::SharedStep* step) {
-  if (counter.buffer_id == 0) return;
-  v1::CounterValue* value = (step->*field)();
-  value->set_buffer_id(counter.buffer_id);
-  value->set_offset_bytes(counter.offset_bytes);
-  value->set_value(counter.value);
-}
-
-template <typename Request>
-Request MakeRequest(const std::string& session_id, const Cache& cache, LayerSpan layers,
-                    const SharedUpdate& update) {
-  Request request;
-  FillRef(cache, request.mutable_cache());
-  request.mutable_layers()->set_first(layers.first);
-  request.mutable_layers()->set_count(layers.count);
-  v1::RowsReference* rows = request.mutable_rows()->mutable_reference();
-  rows->set_buffer_id(update.rows.buffer_id);
-  rows->set_key_offset_bytes(update.rows.key_offset_bytes);
-  rows->set_z_offset_bytes(update.rows.z_offset_bytes);
-  rows->set_row_stride_bytes(update.rows.row_stride_bytes);
-  rows->set_layer_stride_bytes(update.rows.layer_stride_bytes);
-  v1::SharedStep* step = request.mutable_shared();
-  step->set_session_id(session_id);
-  v1::ArrayReferences* arrays = step->mutable_arrays();
-  FillArray(update.slots, &v1::ArrayReferences::mutable_slots, arrays);
-  FillArray(update.positions, &v1::ArrayReferences::mutable_positions, arrays);
-  FillArray(update.query_start_loc, &v1::ArrayReferences::mutable_query_start_loc, arrays);
-  FillArray(update.seq_lens, &v1::ArrayReferences::mutable_seq_lens, arrays);
-  FillArray(update.ring_bases, &v1::ArrayReferences::mutable_ring_bases, arrays);
-  FillCounter(update.ready, &v1::SharedStep::mutable_ready, step);
-  FillCounter(update.done, &v1::SharedStep::mutable_done, step);
-  return request;
 }
 
 absl::Status MemoryError(const char* call, std::int64_t bytes) {
@@ -135,7 +94,20 @@ struct ClientSession::Impl {
     const std::lock_guard lock(mutex);
     end = status.ok() ? absl::AbortedError("the daemon has ended the session") : status;
     lost = true;
+    for (const auto& queue : queues) queue->End();
     changed.notify_all();
+  }
+
+  // Redeems a ticket of the daemon's with `descriptor`.
+  absl::StatusOr<Redeemed> Redeem(const std::string& ticket, int descriptor) const {
+    if (ticket.size() != kTicketBytes) {
+      return absl::InternalError(absl::StrCat("the daemon's ticket has ", ticket.size(), " bytes"));
+    }
+    Redeemed redeemed;
+    const auto status = FromPlain(RedeemTicket(
+        descriptor_socket, reinterpret_cast<const std::uint8_t*>(ticket.data()), descriptor, &redeemed));
+    if (!status.ok()) return status;
+    return redeemed;
   }
 
   template <typename Request, typename Response>
@@ -149,9 +121,10 @@ struct ClientSession::Impl {
                                                                                       const Request&,
                                                                                       Response*),
                                       const Cache& cache, LayerSpan layers, const SharedUpdate& update) {
+    Request request;
+    FillShared(id, cache, layers, update, &request);
     Response response;
-    const auto status = Call(client.options, *client.updates, method,
-                             MakeRequest<Request>(id, cache, layers, update), &response);
+    const auto status = Call(client.options, *client.updates, method, request, &response);
     if (!status.ok()) return status;
     return UpdateResult{.rows = response.result().rows(),
                         .regions_closed = response.result().regions_closed()};
@@ -170,6 +143,7 @@ struct ClientSession::Impl {
   bool lost = false;
   absl::Status end;
   std::set<std::pair<std::string, std::uint64_t>> lost_caches;
+  std::vector<std::shared_ptr<QueueMapping>> queues;  // that end with the session
   std::thread reader;
 };
 
@@ -196,6 +170,7 @@ SharedBuffer::~SharedBuffer() { munmap(data_, static_cast<std::size_t>(bytes_));
 ClientSession::ClientSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ClientSession::~ClientSession() = default;
 
+const std::string& ClientSession::id() const { return impl_->id; }
 const std::string& ClientSession::descriptor_socket() const { return impl_->descriptor_socket; }
 
 bool ClientSession::lost() const {
@@ -285,14 +260,8 @@ absl::StatusOr<std::unique_ptr<SharedBuffer>> ClientSession::RegisterBuffer(std:
   v1::RegisterBufferResponse response;
   absl::Status status = impl_->CallCaches(&CacheStub::RegisterBuffer, request, &response);
   if (!status.ok()) return status;
-  if (response.ticket().size() != kTicketBytes) {
-    return absl::InternalError(absl::StrCat("the daemon's ticket has ", response.ticket().size(), " bytes"));
-  }
   buffer->id_ = response.buffer_id();
-  Redeemed redeemed;
-  status = FromPlain(RedeemTicket(impl_->descriptor_socket,
-                                  reinterpret_cast<const std::uint8_t*>(response.ticket().data()),
-                                  memfd->get(), &redeemed));
+  status = impl_->Redeem(response.ticket(), memfd->get()).status();
   if (!status.ok()) {
     // The id is of no use without its memory. That this may fail too changes nothing: it ends with the
     // session.
@@ -327,6 +296,30 @@ absl::Status ClientSession::UnregisterBuffer(std::uint64_t buffer_id) {
   request.set_buffer_id(buffer_id);
   v1::UnregisterBufferResponse response;
   return impl_->CallCaches(&CacheStub::UnregisterBuffer, request, &response);
+}
+
+absl::StatusOr<std::unique_ptr<UpdateQueue>> ClientSession::OpenQueue() {
+  v1::OpenQueueRequest request;
+  request.set_session_id(impl_->id);
+  v1::OpenQueueResponse response;
+  const auto status = Call(impl_->client.options, *impl_->client.updates, &v1::UpdateService::Stub::OpenQueue,
+                           request, &response);
+  if (!status.ok()) return status;
+  const OwnedDescriptor self = OpenSelfPidfd();
+  if (!self.valid()) return absl::InternalError(absl::StrCat("pidfd_open: ", std::strerror(errno)));
+  auto memory = impl_->Redeem(response.memory_ticket(), self.get());
+  if (!memory.ok()) return memory.status();
+  auto wake = impl_->Redeem(response.wake_ticket(), self.get());
+  if (!wake.ok()) return wake.status();
+  auto mapping = QueueMapping::Map(memory->descriptor, static_cast<std::int64_t>(memory->size_bytes),
+                                   std::move(wake->descriptor));
+  if (!mapping.ok()) return mapping.status();
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->queues.push_back(*mapping);
+    if (impl_->lost) (*mapping)->End();
+  }
+  return std::unique_ptr<UpdateQueue>(new UpdateQueue(*std::move(mapping), impl_->client.options.timeout));
 }
 
 absl::StatusOr<UpdateResult> ClientSession::Decode(const Cache& cache, LayerSpan layers,

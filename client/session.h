@@ -86,10 +86,15 @@ struct SharedUpdate {
   SharedCounter done = {};   // set when the update has been applied, before the call returns
 };
 
+class UpdateQueue;  // client/update_queue.h
+
 class ClientSession {
  public:
   // Closes the session.
   ~ClientSession();
+
+  // 16 bytes, by which calls name the session. Whoever has them can act as it.
+  const std::string& id() const;
 
   // Path of the daemon's descriptor socket; empty: it has none.
   const std::string& descriptor_socket() const;
@@ -128,6 +133,9 @@ class ClientSession {
   absl::StatusOr<UpdateResult> Decode(const Cache& cache, LayerSpan layers, const SharedUpdate& update);
   absl::StatusOr<UpdateResult> Verify(const Cache& cache, LayerSpan layers, const SharedUpdate& update);
   absl::StatusOr<UpdateResult> Prefill(const Cache& cache, LayerSpan layers, const SharedUpdate& update);
+
+  // Makes a submission queue: updates without a call each.
+  absl::StatusOr<std::unique_ptr<UpdateQueue>> OpenQueue();
 
  private:
   friend class Client;

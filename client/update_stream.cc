@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/client_impl.h"
+#include "client/session.h"
+#include "client/shared_message.h"
 #include "client/status.h"
 #include "client/update_message.h"
 
@@ -42,14 +44,21 @@ struct Client::UpdateStream::Impl {
       return status_ = plan.status();
     }
     for (std::size_t i = 0; i < plan->size(); ++i) {
-      const auto writable = [this] { return !writing_ && unanswered_.size() < kWindow; };
-      if (auto status = Await(writable); !status.ok()) return status;
+      if (auto status = AwaitWritable(); !status.ok()) return status;
       FillMessage(cache, layers, arrays, *plan, i, &message_);
-      stream_->Write(message_, &writing_);
-      writing_ = true;
-      unanswered_.push_back((*plan)[i]);
-      StartRead();
+      Write(message_, (*plan)[i]);
     }
+    return absl::OkStatus();
+  }
+
+  // `kind`: mutable_decode, mutable_verify or mutable_prefill.
+  template <typename Request>
+  absl::Status Send(Request* (v1::StreamUpdatesRequest::*kind)(), const std::string& session_id,
+                    const Cache& cache, LayerSpan layers, const SharedUpdate& update) {
+    if (auto status = AwaitWritable(); !status.ok()) return status;
+    shared_message_.Clear();
+    FillShared(session_id, cache, layers, update, (shared_message_.*kind)());
+    Write(shared_message_, {});
     return absl::OkStatus();
   }
 
@@ -63,6 +72,17 @@ struct Client::UpdateStream::Impl {
   absl::Status Await(Condition condition) {
     while (status_.ok() && !condition()) Step();
     return status_;
+  }
+
+  absl::Status AwaitWritable() {
+    return Await([this] { return !writing_ && unanswered_.size() < kWindow; });
+  }
+
+  void Write(const v1::StreamUpdatesRequest& message, const UpdatePiece& piece) {
+    stream_->Write(message, &writing_);
+    writing_ = true;
+    unanswered_.push_back(piece);
+    StartRead();
   }
 
   // Waits for one event.
@@ -117,7 +137,8 @@ struct Client::UpdateStream::Impl {
   bool reading_ = false;
   const std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::StreamUpdatesRequest, v1::StreamUpdatesResponse>>
       stream_;
-  v1::StreamUpdatesRequest message_;
+  v1::StreamUpdatesRequest message_;         // with rows: filled again and again, which keeps its memory
+  v1::StreamUpdatesRequest shared_message_;  // with references
   v1::StreamUpdatesResponse answer_;
   std::deque<UpdatePiece> unanswered_;
   UpdateResult sum_;
@@ -138,6 +159,21 @@ absl::Status Client::UpdateStream::Verify(const Cache& cache, LayerSpan layers, 
 absl::Status Client::UpdateStream::Prefill(const Cache& cache, LayerSpan layers,
                                            const PrefillUpdate& update) {
   return impl_->Send(cache, layers, UpdateArrays(update));
+}
+
+absl::Status Client::UpdateStream::Decode(const ClientSession& session, const Cache& cache, LayerSpan layers,
+                                          const SharedUpdate& update) {
+  return impl_->Send(&v1::StreamUpdatesRequest::mutable_decode, session.id(), cache, layers, update);
+}
+
+absl::Status Client::UpdateStream::Verify(const ClientSession& session, const Cache& cache, LayerSpan layers,
+                                          const SharedUpdate& update) {
+  return impl_->Send(&v1::StreamUpdatesRequest::mutable_verify, session.id(), cache, layers, update);
+}
+
+absl::Status Client::UpdateStream::Prefill(const ClientSession& session, const Cache& cache, LayerSpan layers,
+                                           const SharedUpdate& update) {
+  return impl_->Send(&v1::StreamUpdatesRequest::mutable_prefill, session.id(), cache, layers, update);
 }
 
 absl::StatusOr<UpdateResult> Client::UpdateStream::Flush() { return impl_->Flush(); }

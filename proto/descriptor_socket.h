@@ -1,15 +1,16 @@
 // The protocol of the descriptor socket: how file descriptors travel between summaryd and its clients.
 //
 // A SOCK_SEQPACKET Unix socket. A client connects, sends one DescriptorRequest, gets one DescriptorReply,
-// and may go on with the next. Tickets come from gRPC calls (CacheService.ExportMemory, RegisterBuffer),
-// are random, are good for one use and end with their session. The daemon checks the peer's uid and closes
-// a connection that redeems nothing for five seconds or sends anything but this.
+// and may go on with the next. Tickets come from gRPC calls (CacheService.ExportMemory and RegisterBuffer,
+// UpdateService.OpenQueue), are random, are good for one use and end with their session. The daemon checks
+// the peer's uid and closes a connection that redeems nothing for five seconds or sends anything but this.
 //
 //   ticket of        request carries               reply carries
 //   ExportMemory     a pidfd of the client itself  the segment's descriptor
 //   RegisterBuffer   a memfd, sealed against       nothing: the buffer is registered
 //                    shrinking and growing, its
 //                    pages present (fallocate)
+//   OpenQueue        any, which is closed          the queue's memfd, or its eventfd
 //
 // The pidfd tells the daemon when a mapping ends for certain: a generation stops calls, not writes to
 // mapped memory. So it must be of the process that sends it, and that process must not pass the memory on:
@@ -36,7 +37,7 @@ static_assert(sizeof(DescriptorRequest) == 40);
 struct DescriptorReply {
   std::uint32_t magic = kDescriptorMagic;
   std::uint32_t code = 0;        // of absl::StatusCode; 0: done
-  std::uint64_t size_bytes = 0;  // of the segment
+  std::uint64_t size_bytes = 0;  // of the memory
   char reason[kDescriptorReasonBytes] =
       {};  // name as in kvsummary/v1/errors.proto, zero-terminated; empty: done
 };

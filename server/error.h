@@ -76,7 +76,8 @@ namespace kvsummary {
   X(CUDA_IPC_MIG, kFailedPrecondition)           \
   X(CUDA_IPC_SAME_PROCESS, kFailedPrecondition)  \
   X(DEVICE_NOT_VISIBLE, kFailedPrecondition)     \
-  X(WAIT_TIMEOUT, kDeadlineExceeded)
+  X(WAIT_TIMEOUT, kDeadlineExceeded)             \
+  X(QUEUE_BROKEN, kAborted)
 
 enum class Reason {
 #define X(name, code) name,

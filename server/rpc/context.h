@@ -85,6 +85,8 @@ class SessionStreams {
   bool ending_ = false;
 };
 
+class UpdateQueues;  // server/rpc/update_queue.h
+
 struct ServiceContext {
   CacheManager& caches;
   Stats& stats;
@@ -94,6 +96,7 @@ struct ServiceContext {
   SessionStreams& streams;
   const std::string& descriptor_socket;  // its path; empty: there is none
   Waits& waits;
+  UpdateQueues& queues;
 };
 
 }  // namespace kvsummary

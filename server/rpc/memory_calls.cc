@@ -7,7 +7,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "proto/update_queue.h"
 #include "server/error.h"
+#include "server/rpc/update_queue.h"
 #include "server/session/memory_buffer.h"
 
 namespace kvsummary {
@@ -137,6 +139,16 @@ void RegisterIpc(const ServiceContext& context, const std::shared_ptr<Session>& 
   if (!queued.ok()) done(queued);
 }
 
+// A ticket for a descriptor; the one that comes with it is not looked at.
+absl::StatusOr<std::string> IssueFor(Tickets& tickets, const std::shared_ptr<Session>& session,
+                                     Descriptor descriptor, std::int64_t bytes) {
+  auto held = std::make_shared<Descriptor>(std::move(descriptor));
+  return tickets.Issue(session, [held, bytes](const Descriptor& /*theirs*/) {
+    return absl::StatusOr<DescriptorAnswer>(
+        DescriptorAnswer{.descriptor = std::move(*held), .size_bytes = bytes});
+  });
+}
+
 }  // namespace
 
 void DetachAtEnd(const ServiceContext& context, const std::shared_ptr<Session>& session) {
@@ -216,6 +228,23 @@ void UnregisterBuffer(const ServiceContext& context, const v1::UnregisterBufferR
   if (!buffer.ok()) return done(buffer.status());
   if (*buffer == nullptr) return done(absl::OkStatus());  // it was only reserved
   (*buffer)->OnUnmapped([done = std::move(done)] { done(absl::OkStatus()); });
+}
+
+absl::Status OpenQueue(const ServiceContext& context, const v1::OpenQueueRequest& request,
+                       v1::OpenQueueResponse& reply) {
+  const auto session = context.sessions.Find(request.session_id());
+  if (!session.ok()) return session.status();
+  if (auto s = CheckDescriptorSocket(context); !s.ok()) return s;
+  auto queue = context.queues.Open(*session);
+  if (!queue.ok()) return queue.status();
+  auto memory = IssueFor(context.tickets, *session, std::move(queue->memory), kUpdateQueueBytes);
+  if (!memory.ok()) return memory.status();
+  auto wake = IssueFor(context.tickets, *session, std::move(queue->wake), 0);
+  if (!wake.ok()) return wake.status();
+  reply.set_memory_ticket(*std::move(memory));
+  reply.set_wake_ticket(*std::move(wake));
+  reply.set_size_bytes(kUpdateQueueBytes);
+  return absl::OkStatus();
 }
 
 }  // namespace kvsummary

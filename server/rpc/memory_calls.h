@@ -1,4 +1,4 @@
-// The calls of CacheService by which memory is shared: both ways, with the descriptor socket's part.
+// The calls by which memory is shared, both ways: what they do, and the descriptor socket's part.
 #pragma once
 
 #include <functional>
@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "kvsummary/v1/cache.pb.h"
+#include "kvsummary/v1/update.pb.h"
 #include "server/rpc/context.h"
 
 namespace kvsummary {
@@ -25,5 +26,8 @@ void RegisterBuffer(const ServiceContext& context, const v1::RegisterBufferReque
 // `done` comes when the last kernel that uses the buffer has ended.
 void UnregisterBuffer(const ServiceContext& context, const v1::UnregisterBufferRequest& request,
                       CallDone done);
+
+absl::Status OpenQueue(const ServiceContext& context, const v1::OpenQueueRequest& request,
+                       v1::OpenQueueResponse& reply);
 
 }  // namespace kvsummary

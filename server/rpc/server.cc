@@ -16,6 +16,7 @@
 #include "server/memory/socket_file.h"
 #include "server/rpc/listen.h"
 #include "server/rpc/services.h"
+#include "server/rpc/update_queue.h"
 
 namespace kvsummary {
 namespace {
@@ -59,6 +60,7 @@ void SetKeepalive(grpc::ServerBuilder& builder, std::chrono::milliseconds keepal
 struct Server::Impl {
   Impl(const Options& options, CacheManager& caches)
       : waits(options.waits),
+        queues(caches, stats, drain, options.waits),
         context{.caches = caches,
                 .stats = stats,
                 .drain = drain,
@@ -66,7 +68,8 @@ struct Server::Impl {
                 .tickets = tickets,
                 .streams = streams,
                 .descriptor_socket = descriptor_socket,
-                .waits = waits} {}
+                .waits = waits,
+                .queues = queues} {}
 
   Stats stats;
   class Drain drain;
@@ -75,6 +78,7 @@ struct Server::Impl {
   SessionStreams streams;
   std::string descriptor_socket;  // its path, set before any service is made
   Waits waits;
+  UpdateQueues queues;
   ServiceContext context;
   std::vector<SocketLock> locks;
   std::vector<std::unique_ptr<grpc::Service>> services;

@@ -5,9 +5,12 @@
 
 #include "kvsummary/v1/update.grpc.pb.h"
 #include "server/error.h"
+#include "server/rpc/grpc_thread.h"
+#include "server/rpc/memory_calls.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
-#include "server/rpc/update_step.h"
+#include "server/rpc/unary_reactor.h"
+#include "server/rpc/update_request.h"
 #include "server/rpc/update_stream.h"
 
 namespace kvsummary {
@@ -80,7 +83,8 @@ class UpdateReactor final : public grpc::ServerUnaryReactor {
 using StreamsRaw = v1::UpdateService::WithRawCallbackMethod_StreamUpdates<v1::UpdateService::Service>;
 using DecodeToo = v1::UpdateService::WithCallbackMethod_UpdateDecode<StreamsRaw>;
 using VerifyToo = v1::UpdateService::WithCallbackMethod_UpdateVerify<DecodeToo>;
-using AllMethods = v1::UpdateService::WithCallbackMethod_UpdatePrefill<VerifyToo>;
+using PrefillToo = v1::UpdateService::WithCallbackMethod_UpdatePrefill<VerifyToo>;
+using AllMethods = v1::UpdateService::WithCallbackMethod_OpenQueue<PrefillToo>;
 
 class UpdateService final : public AllMethods {
  public:
@@ -104,6 +108,15 @@ class UpdateService final : public AllMethods {
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StreamUpdates(
       grpc::CallbackServerContext* /*call*/) override {
     return NewUpdateStream(context_);
+  }
+  grpc::ServerUnaryReactor* OpenQueue(grpc::CallbackServerContext* /*call*/,
+                                      const v1::OpenQueueRequest* request,
+                                      v1::OpenQueueResponse* reply) override {
+    auto* reactor = new UnaryReactor(context_.drain);
+    auto status = reactor->admitted();
+    if (status.ok()) status = kvsummary::OpenQueue(context_, *request, *reply);
+    reactor->Finish(ToGrpc(status));
+    return reactor;
   }
 
  private:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The three planes on host memory, with a daemon and a client that share it.
+# The planes on host memory, with a daemon and a client that share it.
 # shellcheck disable=SC2317  # run_tests calls the functions
 # shellcheck source=tests/e2e/lib.sh
 source "$TEST_SRCDIR/$TEST_WORKSPACE/tests/e2e/lib.sh"
@@ -16,12 +16,13 @@ golden_files_agree_on() {
 
 test_golden_files_agree_on_the_inline_plane() { golden_files_agree_on inline; }
 test_golden_files_agree_on_the_shared_plane() { golden_files_agree_on shared; }
+test_golden_files_agree_through_the_queue() { golden_files_agree_on queue; }
 test_golden_files_agree_on_the_direct_plane() { golden_files_agree_on direct; }
 
 test_replay_agrees_on_every_plane() {
   local address=unix:$dir/s plane k
   serve daemon "$address"
-  for plane in inline shared direct; do
+  for plane in inline shared queue direct; do
     for k in 0 3; do
       expect_code 0 ctl "$address" replay --trace="$data/traces/excerpt.jsonl" --requests=6 --layers=2 \
         --device=host --k="$k" --plane="$plane"
@@ -32,7 +33,7 @@ test_replay_agrees_on_every_plane() {
 
 test_an_unknown_plane_is_refused() {
   expect_code 2 ctl "unix:$dir/none" conformance --plane=sideways x
-  expect_text "inline, shared and direct"
+  expect_text "inline, shared, queue and direct"
 }
 
 test_sessions_are_listed_with_what_they_hold() {
