@@ -1,5 +1,8 @@
 // Step memory of a CUDA device. The calling thread's device becomes this one.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
+
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -23,9 +26,21 @@ std::string UuidText(const cudaUUID_t& uuid) {
   return text;
 }
 
+// A function of the driver, by its name and signature of CUDA 12.
+template <typename Function>
+absl::StatusOr<Function> FindInDriver(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+  if (auto s = Check(name, error); !s.ok()) return s;
+  if (result != cudaDriverEntryPointSuccess || found == nullptr) return Check(name, cudaErrorNotSupported);
+  return reinterpret_cast<Function>(found);
+}
+
 class CudaStepMemory final : public StepMemory {
  public:
   ~CudaStepMemory() override {
+    for (char* host : registered_) cudaHostUnregister(host);
     if (data_ != nullptr) cudaFree(data_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -62,8 +77,43 @@ class CudaStepMemory final : public StepMemory {
   absl::Status Synchronize() override {
     return Check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
   }
+  absl::Status Register(std::span<char> host) override {
+    if (auto s =
+            Check("cudaHostRegister", cudaHostRegister(host.data(), host.size(), cudaHostRegisterMapped));
+        !s.ok()) {
+      return s;
+    }
+    registered_.push_back(host.data());
+    return absl::OkStatus();
+  }
+  absl::Status Signal(std::uint64_t* counter, std::uint64_t value) override {
+    static const auto write = FindInDriver<decltype(&cuStreamWriteValue64)>("cuStreamWriteValue64");
+    if (!write.ok()) return write.status();
+    const auto at = DeviceAddress(counter);
+    if (!at.ok()) return at.status();
+    return CheckDriver("cuStreamWriteValue64", (*write)(stream_, *at, value, CU_STREAM_WRITE_VALUE_DEFAULT));
+  }
+  absl::Status Await(const std::uint64_t* counter, std::uint64_t value) override {
+    static const auto wait = FindInDriver<decltype(&cuStreamWaitValue64)>("cuStreamWaitValue64");
+    if (!wait.ok()) return wait.status();
+    const auto at = DeviceAddress(counter);
+    if (!at.ok()) return at.status();
+    return CheckDriver("cuStreamWaitValue64", (*wait)(stream_, *at, value, CU_STREAM_WAIT_VALUE_GEQ));
+  }
 
  private:
+  static absl::StatusOr<CUdeviceptr> DeviceAddress(const std::uint64_t* host) {
+    void* device = nullptr;
+    if (auto s = Check("cudaHostGetDevicePointer",
+                       cudaHostGetDevicePointer(&device, const_cast<std::uint64_t*>(host), 0));
+        !s.ok()) {
+      return s;
+    }
+    return reinterpret_cast<CUdeviceptr>(device);
+  }
+  static absl::Status CheckDriver(const char* call, CUresult result) {
+    return result == CUDA_SUCCESS ? absl::OkStatus() : Check(call, cudaErrorUnknown);
+  }
   absl::Status Copy(void* to, const void* from, std::int64_t bytes, cudaMemcpyKind kind) {
     if (auto s = Check("cudaMemcpyAsync",
                        cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream_));
@@ -74,6 +124,7 @@ class CudaStepMemory final : public StepMemory {
   }
 
   cudaStream_t stream_ = nullptr;
+  std::vector<char*> registered_;
   char* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };

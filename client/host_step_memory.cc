@@ -1,5 +1,7 @@
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "client/step_memory.h"
@@ -35,6 +37,16 @@ class HostStepMemory final : public StepMemory {
   }
   absl::StatusOr<std::string> IpcHandle() const override { return std::string(); }
   absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status Register(std::span<char> /*host*/) override { return absl::OkStatus(); }
+  absl::Status Signal(std::uint64_t* counter, std::uint64_t value) override {
+    std::atomic_ref(*counter).store(value, std::memory_order_release);
+    return absl::OkStatus();
+  }
+  absl::Status Await(const std::uint64_t* counter, std::uint64_t value) override {
+    const std::atomic_ref at(*const_cast<std::uint64_t*>(counter));
+    while (at.load(std::memory_order_acquire) < value) std::this_thread::yield();
+    return absl::OkStatus();
+  }
 
  private:
   char* data_ = nullptr;

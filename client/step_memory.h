@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -25,6 +26,12 @@ class StepMemory {
   virtual absl::StatusOr<std::string> IpcHandle() const = 0;
   // Waits for the stream.
   virtual absl::Status Synchronize() = 0;
+
+  // Makes host memory known to the device, until this object goes: for the two below.
+  virtual absl::Status Register(std::span<char> host) = 0;
+  // In the stream's turn: sets a counter in such memory, or waits until it is at `value` or beyond.
+  virtual absl::Status Signal(std::uint64_t* counter, std::uint64_t value) = 0;
+  virtual absl::Status Await(const std::uint64_t* counter, std::uint64_t value) = 0;
 };
 
 std::unique_ptr<StepMemory> MakeHostStepMemory();

@@ -54,6 +54,10 @@ class QueueMapping {
 
 class UpdateQueue {
  public:
+  // Made by ClientSession::OpenQueue.
+  UpdateQueue(std::shared_ptr<QueueMapping> mapping, std::chrono::milliseconds timeout)
+      : mapping_(std::move(mapping)), timeout_(timeout) {}
+
   // Submits an update and answers its number; numbers rise by one from 1. Waits for room when
   // kUpdateQueueEntries are unanswered already, for the client's timeout at most (DEADLINE_EXCEEDED).
   // NAME_INVALID for a name that no cache has; any other fault is in the answer to the update.
@@ -74,10 +78,6 @@ class UpdateQueue {
   }
 
  private:
-  friend class ClientSession;
-  UpdateQueue(std::shared_ptr<QueueMapping> mapping, std::chrono::milliseconds timeout)
-      : mapping_(std::move(mapping)), timeout_(timeout) {}
-
   absl::StatusOr<std::uint64_t> Submit(QueueStepKind kind, const Cache& cache, LayerSpan layers,
                                        const SharedUpdate& update);
   // Waits until the entry of this number has been answered, or the queue has ended.

@@ -1,9 +1,11 @@
 // Clients that die by SIGKILL at each step of each protocol: everything they held is free again, soon.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -24,10 +26,45 @@ constexpr std::chrono::seconds kPatience{10};
 
 // The steps at which a worker can be told to stop and wait for its death.
 constexpr const char* kSteps[] = {
-    "SessionOpened",     "CacheCreated",    "CacheExported",  "DescriptorSocketSilent",
-    "ExportReplyUnread", "CacheMapped",     "CacheReleased",  "BufferAnnounced",
-    "BufferRegistered",  "BufferForgotten", "EverythingHeld",
+    "SessionOpened",     "CacheCreated",      "CacheExported",  "DescriptorSocketSilent",
+    "ExportReplyUnread", "CacheMapped",       "CacheReleased",  "BufferAnnounced",
+    "BufferRegistered",  "BufferForgotten",   "QueueOpened",    "QueueTicketsUnredeemed",
+    "QueueEntryWaits",   "QueueEntryApplied", "EverythingHeld",
 };
+
+// (worker) Opens a queue, and submits a step of no rows that waits for ever or is applied.
+bool OpenQueue(TestClient& client, const v1::CacheInfo& info, const std::string& step) {
+  if (step == "QueueTicketsUnredeemed") {
+    v1::OpenQueueRequest request;
+    request.set_session_id(client.session_id);
+    v1::OpenQueueResponse reply;
+    grpc::ClientContext context;
+    return client.updates->OpenQueue(&context, request, &reply).ok();
+  }
+  UpdateQueueMemory* queue = nullptr;
+  static Descriptor wake;
+  if (!client.OpenQueue(&queue, &wake).ok()) return false;
+  if (step == "QueueOpened") return true;
+  v1::RegisterBufferResponse buffer;
+  const Descriptor memfd = MakeMemfd(4096);
+  if (!client.RegisterMemfd(4096, &buffer).ok() ||
+      Redeem(client.descriptor_socket, buffer.ticket(), memfd.get()).reason != "OK") {
+    return false;
+  }
+  QueueEntry& entry = queue->entries[0];
+  entry.kind = static_cast<std::uint32_t>(QueueStepKind::kDecode);
+  entry.cache_name_bytes = 1;
+  entry.cache_name[0] = 'c';
+  entry.cache_generation = info.cache().generation();
+  entry.layers = 2;
+  entry.rows = {buffer.buffer_id(), 0, 0, 1024, 0};
+  if (step != "QueueEntryApplied") entry.ready = {buffer.buffer_id(), 0, 1};
+  std::atomic_ref(queue->submitted).store(1);
+  eventfd_write(wake.get(), 1);
+  if (step != "QueueEntryApplied") return true;
+  while (std::atomic_ref(queue->completed).load() == 0) std::this_thread::yield();
+  return queue->completions[0].code == 0;
+}
 
 // (worker) Does what comes up to `step`, says so, and waits.
 int Work(const std::string& address, const std::string& step) {
@@ -61,6 +98,7 @@ int Work(const std::string& address, const std::string& step) {
     ok = ok && Redeem(client.descriptor_socket, buffer.ticket(), memfd.get()).reason == "OK";
   }
   if (step == "BufferForgotten") ok = ok && client.Unregister(buffer.buffer_id()).ok();
+  if ((step.starts_with("Queue") || everything) && !OpenQueue(client, info, step)) return 1;
   if (step == "StreamClosed") client.Close();
   if (!ok) return 1;
   const char ready = '+';

@@ -26,6 +26,7 @@
 #include "kvsummary/v1/session.grpc.pb.h"
 #include "kvsummary/v1/update.grpc.pb.h"
 #include "proto/descriptor_socket.h"
+#include "proto/update_queue.h"
 #include "server/memory/descriptor.h"
 #include "server/memory/descriptor_message.h"
 
@@ -247,6 +248,23 @@ class TestClient {
     request.set_buffer_id(buffer_id);
     v1::UnregisterBufferResponse reply;
     return Call(&v1::CacheService::Stub::UnregisterBuffer, request, &reply);
+  }
+  // Opens a queue and maps it.
+  grpc::Status OpenQueue(UpdateQueueMemory** queue, Descriptor* wake) {
+    v1::OpenQueueRequest request;
+    request.set_session_id(session_id);
+    v1::OpenQueueResponse reply;
+    grpc::ClientContext context;
+    const auto status = updates->OpenQueue(&context, request, &reply);
+    if (!status.ok()) return status;
+    const Descriptor self = PidfdOf(getpid());
+    const Redeemed memory = Redeem(descriptor_socket, reply.memory_ticket(), self.get());
+    *wake = Redeem(descriptor_socket, reply.wake_ticket(), self.get()).descriptor;
+    void* data = mmap(nullptr, sizeof(UpdateQueueMemory), PROT_READ | PROT_WRITE, MAP_SHARED,
+                      memory.descriptor.get(), 0);
+    if (data == MAP_FAILED || !*wake) std::abort();
+    *queue = static_cast<UpdateQueueMemory*>(data);
+    return status;
   }
   v1::ListSessionsResponse ListSessions() {
     grpc::ClientContext context;

@@ -7,8 +7,9 @@
 // protobuf copy and parse as many bytes, nobody looks at them, and the answer is OK. (An update of padding
 // rows is no such floor: it takes every step that a live one takes, the launch included.) "kernel" is the
 // launch on memory of this process. "over" is the difference of the medians to the line that a plane is held
-// against: inline to the no-op, shared to the empty call, direct to the kernel; its goal, where there is one,
-// stands beside it. Rows of the direct and shared planes lie where a worker would have them: on CUDA in
+// against: inline to the no-op, shared to the empty call, queue and direct to the kernel; its goal, where
+// there is one, stands beside it. "queue" submits the update through shared memory and waits on the host;
+// "queue, stream" has it wait for a counter that the caller's stream sets, and the stream for the answer. Rows of the direct and shared planes lie where a worker would have them: on CUDA in
 // device memory, which "shared" registers by its IPC handle ("shared, host rows": in a memfd). CUDA times go
 // from the call to the end of its stream. The first calls of a turn are not counted: they pay for the turn
 // before, when another process had the GPU.
@@ -32,6 +33,7 @@
 #include "client/session.h"
 #include "client/status.h"
 #include "client/step_memory.h"
+#include "client/update_queue.h"
 #include "kernels/update.h"
 #include "kvsummary/v1/admin.grpc.pb.h"
 #include "kvsummary/v1/update.pb.h"
@@ -268,6 +270,28 @@ class Bench {
       Add("shared", [this](int i) { CallShared(i, buffer_->id()); });
     }
 
+    queue_ = Get("OpenQueue", session_->OpenQueue());
+    counters_ = Get("RegisterBuffer", session_->RegisterBuffer(4096));
+    Check("register", memory_->Register(queue_->memory()));
+    Check("register", memory_->Register({counters_->data(), 4096}));
+    const std::uint64_t rows_id = cuda ? rows_id_ : buffer_->id();
+    Add("queue", [this, rows_id](int i) {
+      const auto number = queue_->Decode(shared_, all_, SharedStep(i, rows_id));
+      Check("queue", number.status());
+      Check("queue", queue_->Wait(*number).status());
+    });
+    Add("queue, stream", [this, rows_id](int i) {
+      auto* ready = reinterpret_cast<std::uint64_t*>(counters_->data());
+      SharedUpdate update = SharedStep(i, rows_id);
+      update.ready = {counters_->id(), 0, ++ready_};
+      const auto number = queue_->Decode(shared_, all_, update);
+      Check("queue", number.status());
+      Check("signal", memory_->Signal(ready, ready_));
+      Check("await", memory_->Await(queue_->completed(), *number));
+      Check("queue", memory_->Synchronize());
+      Check("queue", queue_->Wait(*number).status());
+    });
+
     arguments_ = MapArguments(*session_, shared_, exported_);
     Check("kvs_map", FromPlain(direct_.Map(arguments_)));
     Add("direct", [this](int i) {
@@ -281,20 +305,20 @@ class Bench {
     });
   }
 
-  void CallShared(int i, std::uint64_t rows_id) {
+  SharedUpdate SharedStep(int i, std::uint64_t rows_id) const {
     const auto array = [&](int number) {
       return SharedArray{buffer_->id(), number * steps_.array_bytes() + steps_.StepOffset(i),
                          steps_.requests};
     };
     const std::int64_t rows = steps_.rows_offset();
-    Check("shared", session_
-                        ->Decode(shared_, all_,
-                                 {.rows = {rows_id, rows, rows + kRowBytes / 2, kRowBytes,
-                                           std::int64_t{steps_.requests} * kRowBytes},
-                                  .slots = array(0),
-                                  .positions = array(1),
-                                  .ring_bases = array(2)})
-                        .status());
+    return {
+        .rows = {rows_id, rows, rows + kRowBytes / 2, kRowBytes, std::int64_t{steps_.requests} * kRowBytes},
+        .slots = array(0),
+        .positions = array(1),
+        .ring_bases = array(2)};
+  }
+  void CallShared(int i, std::uint64_t rows_id) {
+    Check("shared", session_->Decode(shared_, all_, SharedStep(i, rows_id)).status());
   }
 
   // The kernel on memory that is this process's own.
@@ -323,7 +347,9 @@ class Bench {
   std::unique_ptr<v1::AdminService::Stub> admin_;
   Cache inline_, shared_;
   std::unique_ptr<ClientSession> session_;
-  std::unique_ptr<SharedBuffer> buffer_;
+  std::unique_ptr<SharedBuffer> buffer_, counters_;
+  std::uint64_t ready_ = 0;
+  std::unique_ptr<UpdateQueue> queue_;
   ExportedMemory exported_;
   kvs_map_args arguments_ = {};
   std::unique_ptr<StepMemory> memory_, own_;
