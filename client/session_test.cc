@@ -1,14 +1,18 @@
 #include "client/session.h"
 
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "client/fake_daemon.h"
 #include "client/fake_descriptor_socket.h"
+#include "client/update_queue.h"
 #include "kvsummary/v1/session.grpc.pb.h"
+#include "proto/update_queue.h"
 
 namespace kvsummary {
 namespace {
@@ -136,11 +140,16 @@ class ClientSessionTest : public testing::Test {
   std::string folder_;
   // The daemon's end: what came with the ticket is kept, and refused when `refuse` is set.
   bool refuse_ = false;
+  OwnedDescriptor queue_memory_ = MakeMemfd(kUpdateQueueBytes);
+  OwnedDescriptor queue_wake_{eventfd(0, EFD_CLOEXEC)};
   OwnedDescriptor received_;
   FakeDescriptorSocket descriptors_{[this](const DescriptorRequest& request, OwnedDescriptor descriptor) {
     EXPECT_EQ(request.ticket[0], 't');
     received_ = std::move(descriptor);
     FakeAnswer answer;
+    if (request.ticket[1] == 'm') answer.descriptors = {queue_memory_.get()};
+    if (request.ticket[1] == 'm') answer.reply.size_bytes = kUpdateQueueBytes;
+    if (request.ticket[1] == 'w') answer.descriptors = {queue_wake_.get()};
     if (refuse_) {
       answer.reply.code = 3;
       std::strcpy(answer.reply.reason, "MEMFD_NOT_SEALED");
@@ -251,6 +260,57 @@ TEST_F(ClientSessionTest, ACudaBufferTravelsAsItsHandle) {
   EXPECT_EQ(memory.offset_bytes(), 256);
   EXPECT_EQ(memory.size_bytes(), 4096);
   EXPECT_NE(memory.pid_namespace(), 0);
+}
+
+TEST_F(ClientSessionTest, AQueueIsTheDaemonsMemoryAndEndsWithTheSession) {
+  const UpdateQueueMemory empty;
+  ASSERT_EQ(pwrite(queue_memory_.get(), &empty, sizeof(empty), 0), kUpdateQueueBytes);
+  auto queue = session_->OpenQueue();
+  ASSERT_TRUE(queue.ok()) << queue.status();
+  const auto number = (*queue)->Decode(cache_, {0, 1}, {});
+  ASSERT_TRUE(number.ok()) << number.status();
+  std::uint64_t submitted = 0;
+  ASSERT_EQ(pread(queue_memory_.get(), &submitted, 8, offsetof(UpdateQueueMemory, submitted)), 8);
+  EXPECT_EQ(submitted, 1);
+  sessions_.Tell({}, true);
+  EXPECT_EQ((*queue)->Wait(*number).status().code(), absl::StatusCode::kUnavailable);
+  session_.reset();
+  EXPECT_EQ((*queue)->Decode(cache_, {0, 1}, {}).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ClientSessionTest, AQueueOfAnotherVersionIsRefused) {
+  UpdateQueueMemory other;
+  other.version = 2;
+  ASSERT_EQ(pwrite(queue_memory_.get(), &other, sizeof(other), 0), kUpdateQueueBytes);
+  EXPECT_EQ(session_->OpenQueue().status().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(ClientSessionTest, AStreamTakesReferencesToo) {
+  const SharedUpdate update{.rows = {1, 2, 3, 4, 5}, .slots = {1, 8, 2}, .ready = {1, 16, 3}};
+  const Arrays arrays(1, 2);
+  auto stream = client_->OpenUpdateStream();
+  ASSERT_TRUE(stream->Decode(cache_, {0, 1}, arrays.Decode()).ok());
+  ASSERT_TRUE(stream->Decode(*session_, cache_, {1, 2}, update).ok());
+  ASSERT_TRUE(stream->Verify(*session_, cache_, {1, 2}, update).ok());
+  ASSERT_TRUE(stream->Prefill(*session_, cache_, {1, 2}, update).ok());
+  ASSERT_TRUE(stream->Decode(cache_, {0, 1}, arrays.Decode()).ok());
+  const auto result = stream->Flush();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->regions_closed, 5);
+  ASSERT_EQ(daemon_.updates.size(), 5);
+  const auto& decode = daemon_.updates[1].decode();
+  EXPECT_EQ(decode.slots_size(), 0);
+  EXPECT_EQ(decode.layers().count(), 2);
+  EXPECT_EQ(decode.rows().reference().key_offset_bytes(), 2);
+  EXPECT_EQ(decode.shared().session_id(), kId);
+  EXPECT_EQ(decode.shared().arrays().slots().offset_bytes(), 8);
+  EXPECT_EQ(decode.shared().ready().value(), 3);
+  EXPECT_TRUE(daemon_.updates[2].has_verify());
+  EXPECT_TRUE(daemon_.updates[3].has_prefill());
+  for (const int inlined : {0, 4}) {
+    EXPECT_EQ(daemon_.updates[inlined].decode().slots_size(), 2);
+    EXPECT_FALSE(daemon_.updates[inlined].decode().has_shared());
+  }
 }
 
 TEST_F(ClientSessionTest, UpdatesBringReferencesOnly) {

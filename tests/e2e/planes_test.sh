@@ -52,4 +52,19 @@ test_sessions_are_listed_with_what_they_hold() {
   until ! ctl "$address" sessions | grep -q replay; do :; done
 }
 
+test_a_worker_is_told_that_its_daemon_was_killed() {
+  local address=unix:$dir/s replay got=0
+  serve daemon "$address"
+  "$summaryctl" --address="$address" replay --trace="$data/traces/excerpt.jsonl" --layers=23 --device=host \
+    --plane=queue > "$dir/replay.log" 2>&1 &
+  replay=$!
+  until ctl "$address" sessions | grep -q '(replay-'; do
+    kill -0 "$replay" || die "the replay ended early: $(cat "$dir/replay.log")"
+  done
+  stop daemon KILL
+  wait "$replay" || got=$?
+  [[ $got -ne 0 ]] || die "the replay went on without a daemon"
+  expect_text UNAVAILABLE "$dir/replay.log"
+}
+
 run_tests

@@ -115,7 +115,7 @@ mps_serves() {
 part_planes() {
   start_daemon
   step conformance ctl conformance --device=cuda:0 "$root"/tests/data/golden/*.safetensors
-  for plane in shared direct; do
+  for plane in shared queue direct; do
     step "conformance_$plane" ctl conformance --plane="$plane" --device=cuda:0 "$root"/tests/data/golden/*.safetensors
   done
   step direct_check timeout 100 "$work/direct_check"
