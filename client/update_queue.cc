@@ -133,15 +133,12 @@ absl::Status UpdateQueue::Await(std::uint64_t number) const {
 }
 
 absl::StatusOr<UpdateResult> UpdateQueue::Wait(std::uint64_t number) {
-  if (number == 0 || number > submitted_ || submitted_ - number >= 2 * kUpdateQueueEntries) {
+  if (number == 0 || number > submitted_ || submitted_ - number >= kUpdateQueueEntries) {
     return absl::OutOfRangeError(absl::StrCat("there is no answer to update ", number, " any more, or yet"));
   }
   if (auto s = Await(number); !s.ok()) return s;
   const QueueCompletion& completion = mapping_->memory().completions[(number - 1) % kUpdateQueueEntries];
-  if (completion.number != number || number > mapping_->answered()) {
-    if (ended()) return end();
-    return absl::OutOfRangeError(absl::StrCat("the answer to update ", number, " is no longer kept"));
-  }
+  if (completion.number != number || number > mapping_->answered()) return end();
   if (completion.code == 0) {
     return UpdateResult{.rows = completion.rows, .regions_closed = completion.regions_closed};
   }

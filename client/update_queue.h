@@ -66,8 +66,8 @@ class UpdateQueue {
   absl::StatusOr<std::uint64_t> Prefill(const Cache& cache, LayerSpan layers, const SharedUpdate& update);
 
   // Waits for the answer to an update, for the client's timeout at most (DEADLINE_EXCEEDED; the update goes
-  // on). An answer is kept until kUpdateQueueEntries more updates have been answered, then it is an
-  // OUT_OF_RANGE.
+  // on). An answer is kept until kUpdateQueueEntries more updates have been submitted, then it
+  // is an OUT_OF_RANGE.
   absl::StatusOr<UpdateResult> Wait(std::uint64_t number);
 
   // For a stream that waits: the counter that reaches an update's number when that has been answered (GEQ),

@@ -12,7 +12,7 @@
 //   4. load `sleeping`, sequentially consistent; if it is not 0, write 1 to the eventfd. (The daemon stores
 //      `sleeping` and then looks at `submitted` once more before it sleeps: one of both sees the other.)
 // Entry n has been answered when completed >= n; then completions[(n - 1) % kUpdateQueueEntries] says how,
-// until entry n + kUpdateQueueEntries is answered. A CUDA stream may wait for `completed` too
+// until entry n + kUpdateQueueEntries is submitted. A CUDA stream may wait for `completed` too
 // (cuStreamWaitValue64, GEQ, on memory that is registered with cudaHostRegister): it rises for every entry,
 // applied or refused.
 //
@@ -24,14 +24,16 @@
 //
 // A queue ends with its session, or when `submitted` has fallen or runs more than kUpdateQueueEntries ahead
 // of the entries answered (QUEUE_BROKEN). Then `end_code` and `end_reason` say why, and `completed` is
-// kUpdateQueueEnded, which releases every wait: entries not answered by then have not been applied, and never
-// will be. When the daemon dies, the worker stores the same two itself.
+// kUpdateQueueEnded, which releases every wait: an entry whose completion does not bear its number by then
+// has not been applied, and never will be. When the daemon dies, the worker stores these itself, and does not
+// know what became of entries that were not answered.
 //
 // All numbers are little-endian. The daemon keeps its own counts, copies an entry before it checks it, and
 // reads nothing else here: what a worker writes where it should not harms the worker alone.
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 namespace kvsummary {
@@ -88,14 +90,14 @@ static_assert(sizeof(QueueEntry) == 384);
 
 // How an entry was answered.
 struct alignas(64) QueueCompletion {
-  std::uint64_t number = 0;             // of the entry; 0: none yet
-  std::uint32_t code = 0;               // of absl::StatusCode; 0: applied
-  std::uint32_t message_bytes = 0;      // of message
+  std::uint64_t number = 0;  // of the entry; 0: none yet
+  std::uint32_t code = 0;    // of absl::StatusCode; 0: applied
+  std::uint32_t reserved = 0;
   std::int64_t rows = 0;                // as in UpdateResult
   std::int64_t regions_closed = 0;      // as in UpdateResult
   char reason[kQueueReasonBytes] = {};  // name as in kvsummary/v1/errors.proto, zero-terminated
   char field[kQueueFieldBytes] = {};    // at fault, zero-terminated
-  char message[184] = {};               // for people, cut off where it is longer
+  char message[184] = {};               // for people, zero-terminated, cut off where it is longer
 };
 static_assert(sizeof(QueueCompletion) == 320);
 
@@ -110,6 +112,9 @@ struct UpdateQueueMemory {
   QueueEntry entries[kUpdateQueueEntries];
   QueueCompletion completions[kUpdateQueueEntries];
 };
+
+static_assert(offsetof(UpdateQueueMemory, submitted) == 64 && offsetof(UpdateQueueMemory, completed) == 128 &&
+              offsetof(UpdateQueueMemory, sleeping) == 192 && offsetof(UpdateQueueMemory, entries) == 256);
 
 inline constexpr std::int64_t kUpdateQueueBytes = sizeof(UpdateQueueMemory);
 
