@@ -142,7 +142,7 @@ class UpdateQueueTest : public ::testing::Test {
     for (int i = 0; i < count; ++i) {
       request.add_slots(16 + i);
       request.add_positions(i);
-      request.add_ring_bases(20);
+      request.add_ring_bases(inline_.layout().rows_per_block());
     }
     request.add_query_start_loc(0);
     request.add_query_start_loc(count);
@@ -158,7 +158,7 @@ class UpdateQueueTest : public ::testing::Test {
     for (int i = 0; i < count; ++i) {
       worker.at<std::int64_t>(kSlots)[i] = 16 + i;
       worker.at<std::int64_t>(kPositions)[i] = i;
-      worker.at<std::int64_t>(kBases)[i] = 20;
+      worker.at<std::int64_t>(kBases)[i] = shared_.layout().rows_per_block();
     }
     worker.at<std::int32_t>(kStarts)[0] = 0;
     worker.at<std::int32_t>(kStarts)[1] = count;
