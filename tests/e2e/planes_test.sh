@@ -58,7 +58,8 @@ test_a_worker_is_told_that_its_daemon_was_killed() {
   "$summaryctl" --address="$address" replay --trace="$data/traces/excerpt.jsonl" --layers=23 --device=host \
     --plane=queue > "$dir/replay.log" 2>&1 &
   replay=$!
-  until ctl "$address" sessions | grep -q '(replay-'; do
+  # A buffer is registered once the queue is there.
+  until [[ -n $(ctl "$address" sessions | awk '/replay/ && $6 > 0') ]]; do
     kill -0 "$replay" || die "the replay ended early: $(cat "$dir/replay.log")"
   done
   stop daemon KILL
