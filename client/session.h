@@ -115,8 +115,8 @@ class ClientSession {
   absl::StatusOr<Cache> AttachCache(const std::string& name);
 
   absl::StatusOr<ExportedMemory> ExportMemory(const Cache& cache);
-  // Call it when what ExportMemory gave is unmapped. Also when the session is lost: until then its cache cannot
-  // be attached while this process lives.
+  // Call it when what ExportMemory gave is unmapped. Also when the session is lost: until then its cache
+  // cannot be attached while this process lives.
   absl::Status ReleaseMemory(const Cache& cache);
 
   // Makes host memory that the daemon maps too.
