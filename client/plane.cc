@@ -106,8 +106,9 @@ class SharedPlane final : public Plane {
     used_ = Layout();
     if (buffer_ != nullptr && bytes <= buffer_->bytes()) return absl::OkStatus();
     if (buffer_ != nullptr) {
-      if (auto s = session_->UnregisterBuffer(buffer_->id()); !s.ok()) return s;
-      buffer_.reset();
+      const auto unregistered = session_->UnregisterBuffer(buffer_->id());
+      buffer_.reset();  // whatever the answer: it may be lost, and the buffer with it
+      if (!unregistered.ok()) return unregistered;
     }
     auto buffer = session_->RegisterBuffer(std::max(bytes, kAlignment));
     if (!buffer.ok()) return buffer.status();
@@ -177,6 +178,9 @@ class DirectPlane final : public Plane {
         session_(std::move(session)),
         memory_(std::move(memory)),
         mapped_(std::move(mapped)) {}
+  ~DirectPlane() override {
+    Release().IgnoreError();  // a daemon that is gone has no mapping on record
+  }
 
   absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& u) override {
     const std::size_t rows = u.slots.size();
@@ -218,6 +222,7 @@ class DirectPlane final : public Plane {
     if (status.ok()) status = End(mapped_.Verify(layers, step, LaunchOf()));
     if (!status.ok()) return status;
     UpdateResult result;
+    if (rows == 0) return result;  // and no kernel has looked at query_start_loc
     for (std::size_t i = 0; i < u.seq_lens.size(); ++i) {
       const std::int32_t end = u.query_start_loc[i + 1];
       for (std::int32_t r = u.query_start_loc[i]; r < end; ++r) {
@@ -254,12 +259,16 @@ class DirectPlane final : public Plane {
   }
 
   absl::Status Delete() override {
-    mapped_ = DirectCache();
-    if (auto s = session_->ReleaseMemory(cache()); !s.ok()) return s;
+    if (auto s = Release(); !s.ok()) return s;
     return Plane::Delete();
   }
 
  private:
+  // Unmaps, and says so. Again: nothing.
+  absl::Status Release() {
+    mapped_ = DirectCache();
+    return session_->ReleaseMemory(cache());
+  }
   static std::size_t RowElements(LayerSpan layers, std::size_t rows) {
     return static_cast<std::size_t>(std::max(layers.count, 0)) * rows * kRowElements;
   }
@@ -317,7 +326,10 @@ absl::StatusOr<std::unique_ptr<Plane>> MapDirect(Client& client, std::unique_ptr
     step_memory = *std::move(on_device);
   }
   DirectCache mapped;
-  if (auto s = FromPlain(mapped.Map(MapArguments(*session, cache, *memory))); !s.ok()) return s;
+  if (auto s = FromPlain(mapped.Map(MapArguments(*session, cache, *memory))); !s.ok()) {
+    session->ReleaseMemory(cache).IgnoreError();  // the first error is the one to tell
+    return s;
+  }
   return std::make_unique<DirectPlane>(client, std::move(session), cache, std::move(step_memory),
                                        std::move(mapped));
 }

@@ -201,8 +201,11 @@ absl::StatusOr<Update> Parse(const CacheManager& caches, const StepRequest& requ
 }
 
 bool SlowToParse(const StepRequest& r) {
-  return std::max({std::ssize(r.slots.values), r.slots.place.value_or(ArrayPlace{}).count,
-                   r.query_start_loc.place.value_or(ArrayPlace{}).count}) > kQuickRows;
+  const auto count = [](const auto& array) {
+    return array.place ? array.place->count : std::ssize(array.values);
+  };
+  return std::max({count(r.slots), count(r.positions), count(r.query_start_loc), count(r.seq_lens),
+                   count(r.ring_bases)}) > kQuickRows;
 }
 
 absl::Status Apply(Stats& stats, const Update& update) {
