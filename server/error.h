@@ -77,7 +77,22 @@ namespace kvsummary {
   X(CUDA_IPC_SAME_PROCESS, kFailedPrecondition)  \
   X(DEVICE_NOT_VISIBLE, kFailedPrecondition)     \
   X(WAIT_TIMEOUT, kDeadlineExceeded)             \
-  X(QUEUE_BROKEN, kAborted)
+  X(QUEUE_BROKEN, kAborted)                      \
+  X(NAMESPACE_NOT_FOUND, kNotFound)              \
+  X(NAMESPACE_DIFFERS, kFailedPrecondition)      \
+  X(NAMESPACE_LIMIT, kResourceExhausted)         \
+  X(GROUP_INVALID, kInvalidArgument)             \
+  X(GROUP_OUT_OF_RANGE, kInvalidArgument)        \
+  X(RING_GROUP, kInvalidArgument)                \
+  X(VIEW_MISMATCH, kInvalidArgument)             \
+  X(HASH_WIDTH_INVALID, kInvalidArgument)        \
+  X(PARENT_HASH_INVALID, kInvalidArgument)       \
+  X(CHAIN_MISMATCH, kInvalidArgument)            \
+  X(BLOCK_NOT_COMMITTED, kInvalidArgument)       \
+  X(BLOCK_NOT_LEASED, kInvalidArgument)          \
+  X(LEASE_NOT_FOUND, kNotFound)                  \
+  X(QUOTA_EXCEEDED, kResourceExhausted)          \
+  X(STORE_FULL, kResourceExhausted)
 
 enum class Reason {
 #define X(name, code) name,

@@ -8,7 +8,7 @@ set -euo pipefail
 packages=(
   bazel-bootstrap g++ pkg-config
   libgrpc++-dev libgrpc-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
-  libspdlog-dev libfmt-dev nlohmann-json3-dev libssl-dev zlib1g-dev libre2-dev libc-ares-dev
+  libspdlog-dev libfmt-dev nlohmann-json3-dev libssl-dev zlib1g-dev libre2-dev libc-ares-dev libxxhash-dev
   libgtest-dev libgmock-dev
 )
 test_packages=(

@@ -17,6 +17,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/copy.h"
 #include "kernels/layout.h"
 #include "kernels/update.h"
 #include "server/device/executor.h"
@@ -89,6 +90,16 @@ class Device {
   // their offsets and bytes to be multiples of 16.
   virtual absl::Status CopyOut(const Memory& memory, std::span<const Piece> pieces, char* host) = 0;
   virtual absl::Status CopyIn(Memory& memory, std::span<const Piece> pieces, const char* host) = 0;
+
+  // What pointers, offsets, strides and bytes of MovePages must be multiples of.
+  virtual std::int64_t page_alignment() const { return 1; }
+  // (executor) Lets MovePages address host memory for as long as the answer lives (which ends on any thread);
+  // may be asked for again. Unless a device overrides it, it addresses all host memory anyway.
+  virtual absl::StatusOr<std::shared_ptr<void>> PinHost(void* data, std::int64_t bytes);
+  // (executor) As PageMover::Copy (kernels/copy.h), complete on return; sets, views and ids lie in host
+  // memory, pages in memory that this device can address. INTERNAL when pages had to be skipped.
+  virtual absl::Status MovePages(const PageSet& from, std::span<const std::int64_t> from_blocks,
+                                 const PageSet& to, std::span<const std::int64_t> to_blocks) = 0;
 
  protected:
   Device(std::string name, std::int64_t budget_bytes, const Executor::Limits& limits = {});

@@ -36,6 +36,7 @@ _LIBS = {
     ),
     "openssl": ("libssl-dev", "openssl/ssl.h", ["openssl"], [], []),
     "json": ("nlohmann-json3-dev", "nlohmann/json.hpp", [], [], []),
+    "xxhash": ("libxxhash-dev", "xxhash.h", [], [], []),  # used as headers only
     "zlib": ("zlib1g-dev", "zlib.h", ["zlib"], [], []),
     "gtest": ("libgtest-dev", "gtest/gtest.h", ["gtest"], [], []),
     "gtest_main": ("libgtest-dev", "gtest/gtest.h", [], ["gtest_main"], [":gtest"]),
