@@ -22,6 +22,7 @@
 #include "kernels/cuda_probe.h"
 #include "kernels/exp.h"
 #include "server/device/cuda_memory.h"
+#include "server/device/cuda_pages.h"
 #include "server/device/cuda_pinned_buffers.h"
 #include "server/device/device.h"
 #include "server/device/granules.h"
@@ -81,6 +82,7 @@ class CudaDevice final : public Device, private Staging::Fences {
     cudaStreamSynchronize(stream_);
     cudaFree(stage_);
     cudaFreeHost(pinned_);
+    pages_.Free();
     for (cudaEvent_t fence : fences_) {
       if (fence != nullptr) cudaEventDestroy(fence);
     }
@@ -165,6 +167,21 @@ class CudaDevice final : public Device, private Staging::Fences {
       if (auto s = Check("scatter", static_cast<cudaError_t>(queued)); !s.ok()) return s;
     }
     return Synchronize();
+  }
+
+  std::int64_t page_alignment() const override { return kCudaMoveAlignment; }
+
+  absl::StatusOr<std::shared_ptr<void>> MapHost(void* data, std::int64_t bytes) override {
+    return MapCudaHost(id_, data, bytes);
+  }
+
+  absl::StatusOr<std::chrono::nanoseconds> MovePages(const PageSet& from,
+                                                     std::span<const std::int64_t> from_blocks,
+                                                     const PageSet& to,
+                                                     std::span<const std::int64_t> to_blocks) override {
+    const auto moved = pages_.Move(stream_, from, from_blocks, to, to_blocks);
+    if (const cudaError_t error = pages_.error(); error != cudaSuccess) return Check("MovePages", error);
+    return moved;
   }
 
  protected:
@@ -411,6 +428,7 @@ class CudaDevice final : public Device, private Staging::Fences {
   cudaEvent_t fences_[2] = {};
   char* pinned_ = nullptr;
   std::optional<Staging> staging_;
+  CudaPageStage pages_;
   char* stage_ = nullptr;
   CudaPinnedBuffers client_buffers_;
 };

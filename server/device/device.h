@@ -5,6 +5,7 @@
 // even a context, before its first cache is made.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -95,11 +96,15 @@ class Device {
   virtual std::int64_t page_alignment() const { return 1; }
   // (executor) Lets MovePages address host memory for as long as the answer lives (which ends on any thread);
   // may be asked for again. Unless a device overrides it, it addresses all host memory anyway.
-  virtual absl::StatusOr<std::shared_ptr<void>> PinHost(void* data, std::int64_t bytes);
+  virtual absl::StatusOr<std::shared_ptr<void>> MapHost(void* data, std::int64_t bytes);
   // (executor) As PageMover::Copy (kernels/copy.h), complete on return; sets, views and ids lie in host
-  // memory, pages in memory that this device can address. INTERNAL when pages had to be skipped.
-  virtual absl::Status MovePages(const PageSet& from, std::span<const std::int64_t> from_blocks,
-                                 const PageSet& to, std::span<const std::int64_t> to_blocks) = 0;
+  // memory, pages in memory that this device can address. Answers how long the movement itself took, as the
+  // device measures it. INTERNAL when pages had to be skipped. Unless a device overrides it, the host moves
+  // them.
+  virtual absl::StatusOr<std::chrono::nanoseconds> MovePages(const PageSet& from,
+                                                             std::span<const std::int64_t> from_blocks,
+                                                             const PageSet& to,
+                                                             std::span<const std::int64_t> to_blocks);
 
  protected:
   Device(std::string name, std::int64_t budget_bytes, const Executor::Limits& limits = {});

@@ -100,9 +100,10 @@ struct PublishArgs {
 };
 
 struct PublishResult {
-  std::int64_t stored = 0;   // pages that are visible now and were not before
-  std::int64_t present = 0;  // that were visible before
-  std::int64_t dropped = 0;  // for want of room: always the last ones of their group
+  std::int64_t stored = 0;                  // pages that are visible now and were not before
+  std::int64_t present = 0;                 // that were visible before
+  std::int64_t dropped = 0;                 // for want of room: always the last ones of their group
+  std::chrono::nanoseconds device_time{0};  // of the movement into the store, as the device measures it
 };
 
 struct LookupArgs {
@@ -145,7 +146,8 @@ struct LoadArgs {
 struct LoadResult {
   std::int64_t pages = 0;  // loaded
   std::int64_t bytes = 0;
-  std::int64_t pages_from_device = 0;  // those that were on the cache's device
+  std::int64_t pages_from_device = 0;       // those that were on the cache's device
+  std::chrono::nanoseconds device_time{0};  // of the movement into the cache, as the device measures it
   // By group of LoadArgs: index, in its block_ids, of blocks that are not good. Rising. Nothing has been
   // written to these.
   std::vector<std::vector<std::int64_t>> bad;

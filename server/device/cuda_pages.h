@@ -1,0 +1,46 @@
+// Movement of pages by a CUDA device: what Device::MovePages and MapHost need there.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "kernels/copy.h"
+#include "server/device/cuda_memory.h"
+
+namespace kvsummary {
+
+// Registers host memory with CUDA until the answer is destroyed. OUT_OF_MEMORY when the system has no more
+// memory to pin, DEVICE_FAILED.
+absl::StatusOr<std::shared_ptr<void>> MapCudaHost(const CudaDeviceId& device, void* data, std::int64_t bytes);
+
+// Brings the views and ids of a movement to the device, launches it and waits for it. Of one device, whose
+// context is current in every call. Pages are not staged.
+class CudaPageStage {
+ public:
+  // As Device::MovePages. When a CUDA call fails the answer is an error, and error() tells which.
+  absl::StatusOr<std::chrono::nanoseconds> Move(cudaStream_t stream, const PageSet& from,
+                                                std::span<const std::int64_t> from_blocks, const PageSet& to,
+                                                std::span<const std::int64_t> to_blocks);
+  cudaError_t error() const { return error_; }
+  // Frees what has been taken. To be called before the end.
+  void Free();
+
+ private:
+  // Each returns whether the CUDA call succeeded, and keeps its error.
+  bool Did(cudaError_t error);
+  bool Reserve(std::size_t bytes);
+
+  cudaError_t error_ = cudaSuccess;  // the first
+  cudaEvent_t start_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  char* host_ = nullptr;    // pinned
+  char* device_ = nullptr;  // as large
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace kvsummary
