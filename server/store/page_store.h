@@ -68,7 +68,7 @@ class PageStore {
   // `devices` as the CacheManager has them; they must outlive the store. OUT_OF_MEMORY or
   // MEMORY_BUDGET_EXCEEDED when the host has no room for the host tier.
   static absl::StatusOr<std::unique_ptr<PageStore>> Create(
-      const std::vector<std::unique_ptr<Device>>& devices, Options options);
+      const std::vector<std::unique_ptr<Device>>& devices, const Options& options);
   // Waits for what is under way. No call may come any more.
   ~PageStore();
 

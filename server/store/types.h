@@ -80,6 +80,7 @@ struct BoundCache {
   std::vector<Group> groups;    // as many as the namespace has
   // Whatever owns the memory: the cache, the buffers. Held while work that touches it is queued.
   std::shared_ptr<const void> memory = nullptr;
+  NamespaceId name_space{};  // filled in by Bind
 };
 
 struct GroupBlocks {

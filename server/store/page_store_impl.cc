@@ -1,0 +1,91 @@
+#include "server/store/page_store_impl.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "server/error.h"
+
+namespace kvsummary {
+namespace {
+
+#ifndef NDEBUG
+constexpr std::int64_t kMaxCheckedPages = 2048;  // beyond it a check after every call would take too long
+#endif
+
+}  // namespace
+
+std::uint64_t EventListeners::Add(NamespaceId name_space, std::function<void()> listener) {
+  auto added = std::make_shared<Listener>();
+  added->name_space = name_space;
+  added->call = std::move(listener);
+  std::lock_guard lock(mutex_);
+  listeners_.emplace(next_, std::move(added));
+  return next_++;
+}
+
+void EventListeners::Remove(std::uint64_t id) {
+  std::shared_ptr<Listener> removed;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = listeners_.find(id);
+    if (found == listeners_.end()) return;
+    removed = std::move(found->second);
+    listeners_.erase(found);
+  }
+  std::lock_guard lock(removed->mutex);
+  removed->call = nullptr;
+}
+
+void EventListeners::Call(const std::vector<NamespaceId>& changed) {
+  if (changed.empty()) return;
+  std::vector<std::shared_ptr<Listener>> called;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, listener] : listeners_) {
+      if (std::binary_search(changed.begin(), changed.end(), listener->name_space))
+        called.push_back(listener);
+    }
+  }
+  for (const auto& listener : called) {
+    std::lock_guard lock(listener->mutex);
+    if (const auto call = listener->call) call();  // a copy: it may remove itself
+  }
+}
+
+void PageStore::Impl::Unlock(std::unique_lock<std::mutex>& lock) {
+  QueueDemotions();
+#ifndef NDEBUG
+  if (const StoreStats stats = catalog.stats(); stats.pages <= kMaxCheckedPages) {
+    const std::vector<std::string> problems = catalog.Check();
+    for (const std::string& problem : problems) std::fprintf(stderr, "page store: %s\n", problem.c_str());
+    if (!problems.empty()) std::abort();
+  }
+#endif
+  const std::vector<NamespaceId> changed = catalog.TakeChanged();
+  lock.unlock();
+  listeners.Call(changed);
+}
+
+absl::Status PageStore::Impl::BeginOperation() {
+  if (operations >= kMaxStoreOperations) {
+    return Refuse(Reason::QUEUE_FULL, "",
+                  absl::StrFormat("the store has %d operations under way", operations));
+  }
+  ++operations;
+  return absl::OkStatus();
+}
+
+void PageStore::Impl::AbandonOperation() {
+  --operations;
+  idle.notify_all();
+}
+
+void PageStore::Impl::EndOperation() {
+  std::lock_guard lock(mutex);
+  AbandonOperation();
+}
+
+}  // namespace kvsummary
