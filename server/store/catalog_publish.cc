@@ -189,7 +189,8 @@ void Catalog::CommitList(PublishPlan& plan, std::size_t l) {
         ns.pages.extra(entry).checksum = page->checksum;
         r.has_checksum = page->tier == kHostTier;
         group.index.Insert(plan.keys[i + 1], entry);
-        if (full && before != kNoEntry && Visible(ns.pages.record(before).life)) Link(ns, entry, before);
+        if (full && before != kNoEntry && ns.pages.record(before).life != PageLife::kLost)
+          Link(ns, entry, before);
         ++ns.visible;
         ++plan.result.stored;
         stored[i] = true;

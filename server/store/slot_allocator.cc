@@ -10,7 +10,8 @@
 namespace kvsummary {
 namespace {
 
-constexpr Unit kSlabUnits = (Unit{4} << 20) / kPageUnit;
+constexpr std::int64_t kMaxSlabBytes = std::int64_t{4} << 20;
+constexpr std::int64_t kMinSlabs = 64;  // of a tier: sizes are to find room beside each other
 
 }  // namespace
 
@@ -20,7 +21,8 @@ SlotAllocator::SlotAllocator(std::int64_t capacity_bytes)
 }
 
 SlotAllocator::Slabs::iterator SlotAllocator::Carve(Unit page_units) {
-  const Unit wanted = std::max(page_units, kSlabUnits / page_units * page_units);
+  const auto slab_units = static_cast<Unit>(std::min(kMaxSlabBytes, capacity_bytes_ / kMinSlabs) / kPageUnit);
+  const Unit wanted = std::max(page_units, slab_units / page_units * page_units);
   auto best = ranges_.end();
   for (auto range = ranges_.begin(); range != ranges_.end(); ++range) {
     if (range->second < page_units || (best != ranges_.end() && range->second <= best->second)) continue;

@@ -1,9 +1,9 @@
 // Which parts of a tier's memory are taken: slots for pages of any few sizes.
 //
 // Memory is counted in units of 256 bytes; unit 0 is never given out, so that a unit can be a block id of
-// kernels/copy.h. Pages of one size share *slabs*, contiguous runs of up to 4 MiB (or one slot, where that is
-// larger), and a slab that is empty again can serve any size. Pages of a single size can take all
-// of the capacity but a remainder smaller than one page.
+// kernels/copy.h. Pages of one size share *slabs*, contiguous runs of up to 4 MiB or a 64th of the tier (or
+// one slot, where that is larger), and a slab that is empty again can serve any size. Pages of a single size
+// can take all of the capacity but a remainder smaller than one page.
 //
 // Invariant: used + free = capacity, in bytes of whole slots. Not thread-safe.
 #pragma once

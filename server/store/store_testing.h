@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -161,6 +162,7 @@ class Engine {
     bound_.memory = memory_;
   }
 
+  const NamespaceSpec& spec() const { return spec_; }
   const BoundCache& bound() const { return bound_; }
 
   void Write(std::int32_t group, std::int64_t block, const std::string& bytes) {
@@ -187,6 +189,155 @@ class Engine {
   const NamespaceSpec spec_;
   BoundCache bound_;
   std::shared_ptr<std::vector<char>> memory_;
+};
+
+// A store, a session, and what engines do with it. Every test ends with a Check.
+class StoreTest : public ::testing::Test {
+ protected:
+  using Published = absl::StatusOr<PublishResult>;
+  using Loaded = absl::StatusOr<LoadResult>;
+  using Cache = std::shared_ptr<const BoundCache>;
+  static constexpr std::uint64_t kSession = 7;
+
+  // Over a host and `gpus` other devices, without watermarks unless they are given.
+  void Make(PageStore::Options options, int gpus = 0) {
+    devices_.push_back(std::make_unique<FakeDevice>("host"));
+    for (int i = 0; i < gpus; ++i)
+      devices_.push_back(std::make_unique<FakeDevice>("cuda:" + std::to_string(i)));
+    options.now = [this] { return now_; };
+    auto store = PageStore::Create(devices_, options);
+    ASSERT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+  }
+  FakeDevice& device(std::size_t i) { return static_cast<FakeDevice&>(*devices_[i]); }
+
+  void TearDown() override {
+    if (store_ == nullptr) return;
+    store_->Quiesce();
+    EXPECT_EQ(store_->Check(), std::vector<std::string>());
+    for (const TierUsage& tier : store_->stats().tiers) {
+      EXPECT_EQ(tier.pinned_bytes + tier.unpinned_bytes + tier.free_bytes, tier.capacity_bytes) << tier.name;
+    }
+  }
+
+  NamespaceId Declare(const NamespaceSpec& spec, std::uint64_t session = kSession) {
+    const auto id = store_->Declare(session, spec);
+    EXPECT_TRUE(id.ok()) << id.status();
+    return id.value_or(NamespaceId{});
+  }
+  Cache Bind(NamespaceId ns, const Engine& engine, std::uint64_t session = kSession) {
+    const auto bound = store_->Bind(session, ns, engine.bound());
+    EXPECT_TRUE(bound.ok()) << bound.status();
+    return bound.value_or(nullptr);
+  }
+
+  // Blocks [first, first + count) of a prefix, written into the engine's blocks 1, 2, ... of all stored
+  // groups.
+  static PublishArgs ArgsOf(const Cache& cache, Engine& engine, std::uint64_t prefix, std::int64_t first,
+                            std::int64_t count, std::uint64_t session = kSession) {
+    const int width = engine.spec().hash_width;
+    PublishArgs args;
+    args.session = session;
+    args.name_space = cache->name_space;
+    args.cache = cache;
+    args.first_block_index = first;
+    args.committed_tokens = (first + count) * cache->block_size;
+    args.parent_hash = first > 0 ? HashOf(prefix, static_cast<std::uint64_t>(first) - 1, width) : "";
+    args.hashes = HashesOf(prefix, first, count, width);
+    for (std::size_t g = 0; g < engine.spec().groups.size(); ++g) {
+      if (engine.spec().groups[g].kind == GroupKind::kRing) continue;
+      GroupBlocks& list = args.groups.emplace_back();
+      list.group = static_cast<std::int32_t>(g);
+      for (std::int64_t i = 0; i < count; ++i) {
+        engine.Write(list.group, i + 1, PageOf(engine.spec(), prefix, first + i, list.group));
+        list.block_ids.push_back(i + 1);
+      }
+    }
+    return args;
+  }
+  static std::string PageOf(const NamespaceSpec& spec, std::uint64_t prefix, std::int64_t block,
+                            std::int32_t group = 0) {
+    return BytesOf(HashOf(prefix, static_cast<std::uint64_t>(block), spec.hash_width), group,
+                   spec.groups[static_cast<std::size_t>(group)].bytes_per_block);
+  }
+  std::future<Published> Start(PublishArgs args) {
+    auto result = std::make_shared<std::promise<Published>>();
+    store_->Publish(std::move(args), [result](Published r) { result->set_value(std::move(r)); });
+    return result->get_future();
+  }
+  Published Run(PublishArgs args) { return Start(std::move(args)).get(); }
+  // Publishes blocks [0, count) of a prefix from a cache of its own, and expects that all of them find room.
+  void Store(NamespaceId ns, const NamespaceSpec& spec, Device& on, std::uint64_t prefix, std::int64_t count,
+             std::uint64_t session = kSession) {
+    Engine engine(on, spec, count + 1);
+    const auto published = Run(ArgsOf(Bind(ns, engine, session), engine, prefix, 0, count, session));
+    ASSERT_TRUE(published.ok()) << published.status();
+    EXPECT_EQ(published->dropped, 0);
+    store_->Quiesce();
+  }
+
+  absl::StatusOr<Hit> Find(NamespaceId ns, std::uint64_t prefix, std::int64_t count, int width = 32,
+                           std::uint64_t session = kSession) {
+    return store_->Lookup(
+        {.session = session, .name_space = ns, .hashes = HashesOf(prefix, 0, count, width)});
+  }
+  // How many blocks of a prefix are there; holds no lease.
+  std::int64_t Blocks(NamespaceId ns, std::uint64_t prefix, std::int64_t count, int width = 32,
+                      std::uint64_t session = kSession) {
+    const auto hit = Find(ns, prefix, count, width, session);
+    EXPECT_TRUE(hit.ok()) << hit.status();
+    if (!hit.ok() || hit->blocks == 0) return 0;
+    store_->Release(session, hit->lease);
+    return hit->blocks;
+  }
+  // All of a hit, block i into the cache's block i + 1.
+  static LoadArgs LoadOf(const Hit& hit, const Cache& cache, std::uint64_t session = kSession) {
+    LoadArgs args;
+    args.session = session;
+    args.lease = hit.lease;
+    args.cache = cache;
+    for (const GroupHit& group : hit.groups) {
+      LoadGroup& list = args.groups.emplace_back();
+      list.group = group.group;
+      list.first_block_index = group.first_block_index;
+      for (std::int64_t i = group.first_block_index; i < hit.blocks; ++i) list.block_ids.push_back(i + 1);
+    }
+    return args;
+  }
+  std::future<Loaded> Start(LoadArgs args) {
+    auto result = std::make_shared<std::promise<Loaded>>();
+    store_->Load(std::move(args), [result](Loaded r) { result->set_value(std::move(r)); });
+    return result->get_future();
+  }
+  // Expects of a load of LoadOf that it has brought every page of the hit.
+  static void ExpectLoaded(const Loaded& loaded, const Hit& hit, const Engine& engine, std::uint64_t prefix) {
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    for (std::size_t g = 0; g < hit.groups.size(); ++g) {
+      EXPECT_TRUE(loaded->bad[g].empty());
+      const GroupHit& group = hit.groups[g];
+      for (std::int64_t i = group.first_block_index; i < hit.blocks; ++i) {
+        EXPECT_TRUE(engine.Read(group.group, i + 1) == PageOf(engine.spec(), prefix, i, group.group))
+            << "block " << i << " of group " << group.group;
+      }
+    }
+  }
+  // Looks a prefix up, loads what is there into a new cache, compares the bytes; answers the blocks.
+  std::int64_t FindAndLoad(NamespaceId ns, const NamespaceSpec& spec, Device& on, std::uint64_t prefix,
+                           std::int64_t count, std::uint64_t session = kSession) {
+    const auto hit = Find(ns, prefix, count, spec.hash_width, session);
+    EXPECT_TRUE(hit.ok()) << hit.status();
+    if (!hit.ok() || hit->blocks == 0) return 0;
+    Engine engine(on, spec, count + 1, 2);
+    ExpectLoaded(Start(LoadOf(*hit, Bind(ns, engine, session), session)).get(), *hit, engine, prefix);
+    store_->Release(session, hit->lease);
+    store_->Quiesce();
+    return hit->blocks;
+  }
+  std::int64_t TierPages(std::size_t tier) { return store_->stats().tiers[tier].pages; }
+
+  PageStore::Clock::time_point now_{};
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::unique_ptr<PageStore> store_;
 };
 
 }  // namespace kvsummary::testing

@@ -1,0 +1,366 @@
+// Pages on their way between tiers and devices.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "server/error.h"
+#include "server/store/store_testing.h"
+
+namespace kvsummary {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::Engine;
+using testing::Gate;
+using testing::HashesOf;
+using testing::HashOf;
+using ::testing::IsEmpty;
+using testing::SimpleSpec;
+
+constexpr std::int64_t kPage = 512;
+constexpr std::size_t kHost = 0;   // tiers
+constexpr std::size_t kUpper = 1;  // of the first device
+
+class TiersTest : public testing::StoreTest {
+ protected:
+  void MakeTiers(std::int64_t host_pages, std::int64_t upper_pages, int gpus = 1) {
+    Make({.host_bytes = host_pages * kPage,
+          .device_bytes = upper_pages * kPage,
+          .high_watermark = 1,
+          .low_watermark = 1},
+         gpus);
+    ns_ = Declare(SimpleSpec());
+  }
+  TierUsage Tier(std::size_t t) { return store_->stats().tiers[t]; }
+  void Store(std::uint64_t prefix, std::int64_t count, std::size_t on = 1) {
+    StoreTest::Store(ns_, SimpleSpec(), device(on), prefix, count);
+  }
+  std::int64_t FindAndLoad(std::uint64_t prefix, std::int64_t count, std::size_t on = 1) {
+    return StoreTest::FindAndLoad(ns_, SimpleSpec(), device(on), prefix, count);
+  }
+
+  NamespaceId ns_{};
+};
+
+TEST_F(TiersTest, PagesStayOnTheirDeviceUntilItIsFull) {
+  MakeTiers(16, 8);
+  Store(1, 4);
+  EXPECT_EQ(Tier(kUpper).pages, 4);
+  EXPECT_EQ(Tier(kHost).pages, 0);
+  auto hit = Find(ns_, 1, 4);
+  EXPECT_EQ(hit->groups[0].elsewhere_pages, 4);
+  hit = store_->Lookup(
+      {.session = kSession, .name_space = ns_, .hashes = HashesOf(1, 0, 4), .device = &device(1)});
+  EXPECT_EQ(hit->groups[0].device_pages, 4);
+  EXPECT_EQ(FindAndLoad(1, 4), 4);
+}
+
+TEST_F(TiersTest, WhatIsEvictedIsCopiedDownAndComesUpAgain) {
+  MakeTiers(16, 8);
+  Store(1, 8);
+  Store(2, 6);  // displaces the tail of the first
+  EXPECT_EQ(Tier(kUpper).pages, 8);
+  EXPECT_EQ(Tier(kHost).pages, 6);
+  EXPECT_EQ(Tier(kUpper).demoted_pages, 6);
+  EXPECT_EQ(store_->ReadEvents(kSession, ns_, 0, 100)->events.size(), 2u);  // nothing is gone
+  const auto hit = store_->Lookup(
+      {.session = kSession, .name_space = ns_, .hashes = HashesOf(1, 0, 8), .device = &device(1)});
+  EXPECT_EQ(hit->groups[0].device_pages, 2);
+  EXPECT_EQ(hit->groups[0].host_pages, 6);
+  store_->Release(kSession, hit->lease);
+  EXPECT_EQ(FindAndLoad(1, 8), 8);
+  EXPECT_EQ(Tier(kUpper).promoted_pages, 6);
+  EXPECT_EQ(FindAndLoad(2, 6), 6);
+  EXPECT_EQ(FindAndLoad(1, 8), 8);
+  EXPECT_EQ(store_->stats().bad_pages, 0);
+}
+
+TEST_F(TiersTest, ThePagesOfBothTiersAreTheLastThatWereUsed) {
+  MakeTiers(8, 8);
+  for (std::uint64_t prefix = 1; prefix <= 6; ++prefix) Store(prefix, 4);
+  EXPECT_EQ(Blocks(ns_, 1, 4), 0);
+  EXPECT_EQ(Blocks(ns_, 2, 4), 0);
+  for (std::uint64_t prefix = 3; prefix <= 6; ++prefix) EXPECT_EQ(Blocks(ns_, prefix, 4), 4) << prefix;
+  EXPECT_EQ(Tier(kHost).evicted_pages, 8);
+  EXPECT_EQ(Tier(kUpper).evicted_pages, 0);
+}
+
+TEST_F(TiersTest, WithoutAHostTierWhatIsEvictedIsGone) {
+  MakeTiers(0, 8);
+  Store(1, 8);
+  Store(2, 4);
+  EXPECT_EQ(FindAndLoad(1, 8), 4);
+  EXPECT_EQ(FindAndLoad(2, 8), 4);
+  EXPECT_EQ(Tier(kUpper).evicted_pages, 4);
+}
+
+TEST_F(TiersTest, AHostWithoutGpusHasBothTiers) {
+  MakeTiers(8, 4, 0);
+  Store(1, 4, 0);
+  Store(2, 4, 0);
+  EXPECT_EQ(Tier(kUpper).pages, 4);
+  EXPECT_EQ(FindAndLoad(1, 4, 0), 4);
+  EXPECT_EQ(FindAndLoad(2, 4, 0), 4);
+  EXPECT_EQ(Tier(kUpper).promoted_pages, 8);
+}
+
+TEST_F(TiersTest, AHostCacheBesideGpusUsesTheHostTier) {
+  MakeTiers(8, 4);
+  Store(1, 4, 0);
+  EXPECT_EQ(Tier(kHost).pages, 4);
+  EXPECT_EQ(FindAndLoad(1, 4, 0), 4);
+  EXPECT_EQ(FindAndLoad(1, 4, 1), 4);  // promoted
+  EXPECT_EQ(Tier(kUpper).pages, 4);
+  EXPECT_EQ(FindAndLoad(1, 4, 0), 4);  // through the host tier again
+  EXPECT_EQ(Tier(kHost).pages, 4);
+}
+
+TEST_F(TiersTest, PagesOfAnotherDeviceComeThroughTheHostTier) {
+  MakeTiers(8, 4, 2);
+  Store(1, 4, 1);
+  EXPECT_EQ(FindAndLoad(1, 4, 2), 4);
+  EXPECT_EQ(Tier(2).pages, 4);
+  EXPECT_EQ(Tier(1).pages, 0);
+  EXPECT_EQ(FindAndLoad(1, 4, 1), 4);
+  EXPECT_EQ(Tier(1).pages, 4);
+}
+
+TEST_F(TiersTest, PagesOfAnotherDeviceAreBadWithoutAHostTier) {
+  MakeTiers(0, 4, 2);
+  Store(1, 4, 1);
+  const auto hit = Find(ns_, 1, 4);
+  Engine engine(device(2), SimpleSpec(), 8);
+  const auto loaded = Start(LoadOf(*hit, Bind(ns_, engine))).get();
+  EXPECT_THAT(loaded->bad, ElementsAre(ElementsAre(0, 1, 2, 3)));
+  EXPECT_TRUE(engine.Untouched(0, 1));
+  EXPECT_EQ(FindAndLoad(1, 4, 1), 4);
+}
+
+// A device loads pages that another one takes away from it, and that its next publish overwrites.
+TEST_F(TiersTest, ALoadIsNotDisturbedByOneOnAnotherDevice) {
+  MakeTiers(16, 4, 2);
+  Store(1, 4, 1);
+  const auto first = Find(ns_, 1, 4);
+  const auto second = Find(ns_, 1, 4);
+  Engine here(device(1), SimpleSpec(), 8);
+  Engine there(device(2), SimpleSpec(), 8);
+  Engine third(device(1), SimpleSpec(), 8);
+  Gate gate(device(1));
+  auto loaded_here = Start(LoadOf(*first, Bind(ns_, here)));
+  auto loaded_there = Start(LoadOf(*second, Bind(ns_, there)));
+  auto published = Start(ArgsOf(Bind(ns_, third), third, 2, 0, 4));
+  gate.Open();
+  ExpectLoaded(loaded_here.get(), *first, here, 1);
+  ExpectLoaded(loaded_there.get(), *second, there, 1);
+  EXPECT_EQ(published.get()->stored, 4);
+}
+
+TEST_F(TiersTest, ALoadFindsPagesThatAreBeingCopiedDown) {
+  MakeTiers(16, 4);
+  Store(1, 4);
+  Engine other(device(1), SimpleSpec(), 8);
+  Engine engine(device(1), SimpleSpec(), 8);
+  Gate gate(device(1));
+  auto published = Start(ArgsOf(Bind(ns_, other), other, 2, 0, 4));
+  const auto hit = Find(ns_, 1, 4);
+  EXPECT_EQ(hit->groups[0].host_pages, 4);
+  auto loaded = Start(LoadOf(*hit, Bind(ns_, engine)));
+  gate.Open();
+  ExpectLoaded(loaded.get(), *hit, engine, 1);
+  EXPECT_EQ(published.get()->stored, 4);
+}
+
+TEST_F(TiersTest, TwoLoadsOfAPageOfTheHostTierBothGetIt) {
+  MakeTiers(16, 4);
+  Store(1, 4, 0);
+  const auto hit = Find(ns_, 1, 4);
+  Engine a(device(1), SimpleSpec(), 8);
+  Engine b(device(1), SimpleSpec(), 8);
+  Engine c(device(0), SimpleSpec(), 8);
+  Gate gate(device(1));
+  Gate host_gate(device(0));
+  auto loaded_c = Start(LoadOf(*hit, Bind(ns_, c)));
+  auto loaded_a = Start(LoadOf(*hit, Bind(ns_, a)));
+  auto loaded_b = Start(LoadOf(*hit, Bind(ns_, b)));
+  gate.Open();
+  ExpectLoaded(loaded_a.get(), *hit, a, 1);
+  ExpectLoaded(loaded_b.get(), *hit, b, 1);
+  Store(2, 8);  // would like their slots
+  host_gate.Open();
+  ExpectLoaded(loaded_c.get(), *hit, c, 1);
+}
+
+TEST_F(TiersTest, APageWhoseChecksumDiffersIsReportedAndDropped) {
+  MakeTiers(16, 4);
+  Store(1, 4);
+  Store(2, 4);
+  ASSERT_EQ(Tier(kHost).pages, 4);
+  const auto hit = Find(ns_, 1, 4);
+  // One bit, somewhere in the page of block 2: the one that its bytes are in.
+  const std::string page = PageOf(SimpleSpec(), 1, 2);
+  char* memory = device(0).allocated(0);
+  std::int64_t at = 0;
+  while (std::string(memory + at, kPage) != page) at += 256;
+  memory[at + 300] ^= 1;
+  Engine engine(device(1), SimpleSpec(), 8);
+  const auto loaded = Start(LoadOf(*hit, Bind(ns_, engine))).get();
+  ASSERT_TRUE(loaded.ok());
+  EXPECT_EQ(loaded->pages, 3);
+  EXPECT_THAT(loaded->bad, ElementsAre(ElementsAre(2)));
+  EXPECT_TRUE(engine.Untouched(0, 3));
+  EXPECT_EQ(engine.Read(0, 4), PageOf(SimpleSpec(), 1, 3));
+  EXPECT_EQ(store_->stats().bad_pages, 1);
+  // It is gone for everybody, and those behind it match again once it is back.
+  EXPECT_EQ(Blocks(ns_, 1, 4), 2);
+  const auto again = Start(LoadOf(*hit, Bind(ns_, engine))).get();
+  EXPECT_THAT(again->bad, ElementsAre(ElementsAre(2)));
+  store_->Release(kSession, hit->lease);
+  Store(1, 4);
+  EXPECT_EQ(FindAndLoad(1, 4), 4);
+  const auto orphaned = Find(ns_, 1, 4);
+  Store(3, 4);
+  Store(4, 8);
+  EXPECT_EQ(Blocks(ns_, 1, 4), 4);
+}
+
+TEST_F(TiersTest, ACopyDownThatFailsLosesThePagesByName) {
+  MakeTiers(16, 4);
+  Store(1, 4);
+  const auto hit = Find(ns_, 1, 2);
+  device(1).Run([&] { device(1).set_hook([](std::size_t) { return absl::InternalError("lost"); }); });
+  Engine other(device(1), SimpleSpec(), 8);
+  EXPECT_FALSE(Run(ArgsOf(Bind(ns_, other), other, 2, 0, 4)).ok());
+  store_->Quiesce();
+  device(1).Run([&] { device(1).set_hook(nullptr); });
+  EXPECT_EQ(Blocks(ns_, 1, 4), 2);  // leased: they have stayed
+  EXPECT_EQ(Blocks(ns_, 2, 4), 0);
+  const auto batch = store_->ReadEvents(kSession, ns_, 0, 10);
+  EXPECT_EQ(batch->events.back().kind, EventKind::kRemoved);
+  EXPECT_EQ(batch->events.back().hashes.size(), 64u);
+}
+
+TEST_F(TiersTest, ALoadThatFailsKeepsThePages) {
+  MakeTiers(16, 4);
+  Store(1, 4);
+  Store(2, 4);
+  device(1).Run([&] { device(1).set_hook([](std::size_t) { return absl::InternalError("lost"); }); });
+  const auto hit = Find(ns_, 1, 4);
+  Engine engine(device(1), SimpleSpec(), 8);
+  EXPECT_FALSE(Start(LoadOf(*hit, Bind(ns_, engine))).get().ok());
+  store_->Release(kSession, hit->lease);
+  store_->Quiesce();
+  device(1).Run([&] { device(1).set_hook(nullptr); });
+  EXPECT_EQ(FindAndLoad(1, 4), 4);
+}
+
+TEST_F(TiersTest, APublishLargerThanTheUpperTierGoesOnInTheHostTier) {
+  MakeTiers(8, 4);
+  Store(1, 10);
+  EXPECT_EQ(Tier(kUpper).pages, 4);
+  EXPECT_EQ(Tier(kHost).pages, 6);
+  EXPECT_EQ(FindAndLoad(1, 10), 10);
+}
+
+TEST_F(TiersTest, AnUpperTierIsEmptiedFromOneWatermarkToTheOther) {
+  Make({.host_bytes = 200 * kPage, .device_bytes = 100 * kPage, .high_watermark = 0.9, .low_watermark = 0.8},
+       1);
+  ns_ = Declare(SimpleSpec());
+  Store(1, 45);
+  Store(2, 45);
+  EXPECT_EQ(Tier(kUpper).pages, 90);
+  Store(3, 5);
+  EXPECT_EQ(Tier(kUpper).pages, 80);
+  EXPECT_EQ(Tier(kHost).pages, 15);
+  EXPECT_EQ(FindAndLoad(1, 45), 45);
+  EXPECT_EQ(Tier(kUpper).evicted_pages + Tier(kHost).evicted_pages, 0);
+}
+
+TEST_F(TiersTest, AnUpperTierThatCannotBeTakenFailsThePublish) {
+  MakeTiers(8, std::int64_t{1} << 24);  // beyond the device's budget
+  Engine engine(device(1), SimpleSpec(), 8);
+  EXPECT_EQ(RefusalReason(Run(ArgsOf(Bind(ns_, engine), engine, 1, 0, 4)).status()),
+            "MEMORY_BUDGET_EXCEEDED");
+  EXPECT_EQ(Blocks(ns_, 1, 4), 0);
+}
+
+TEST_F(TiersTest, PagesOfSeveralSizesShareATier) {
+  NamespaceSpec spec = SimpleSpec();
+  spec.groups.push_back({.bytes_per_block = 8 * kPage});
+  Make({.host_bytes = 64 * kPage, .device_bytes = 64 * kPage, .high_watermark = 1, .low_watermark = 1}, 1);
+  const NamespaceId small = Declare(SimpleSpec(kPage));
+  NamespaceSpec large = SimpleSpec(8 * kPage);
+  large.key.salt = "large";
+  const NamespaceId large_id = Declare(large);
+  StoreTest::Store(small, SimpleSpec(kPage), device(1), 1, 64);
+  // The others take what they need, slab by slab.
+  for (std::uint64_t prefix = 1; prefix <= 8; ++prefix)
+    StoreTest::Store(large_id, large, device(1), prefix, 1);
+  EXPECT_EQ(StoreTest::FindAndLoad(large_id, large, device(1), 8, 1), 1);
+  EXPECT_GE(StoreTest::FindAndLoad(small, SimpleSpec(kPage), device(1), 1, 64), 1);
+}
+
+TEST_F(TiersTest, WindowsNeedTheirLastBlocksOnly) {
+  NamespaceSpec spec = SimpleSpec();
+  spec.groups.push_back({.kind = GroupKind::kWindow, .window_tokens = 130, .bytes_per_block = 1024});
+  spec.groups.push_back({.kind = GroupKind::kRing});
+  Make({.host_bytes = 64 * kPage, .device_bytes = 64 * kPage}, 1);
+  const NamespaceId ns = Declare(spec);
+  Engine engine(device(1), spec, 16);
+  const auto cache = Bind(ns, engine);
+  auto args = ArgsOf(cache, engine, 1, 0, 8);
+  for (const int absent : {0, 1, 2, 6}) args.groups[1].block_ids[static_cast<std::size_t>(absent)] = -1;
+  ASSERT_EQ(Run(args)->stored, 12);
+  // Blocks 3, 4, 5 of the window are there: 6 blocks = 384 tokens need (384 - 130 + 1) / 64 = 3 and on.
+  const auto hit = Find(ns, 1, 8);
+  ASSERT_TRUE(hit.ok());
+  EXPECT_EQ(hit->blocks, 6);
+  ASSERT_EQ(hit->groups.size(), 2u);
+  EXPECT_EQ(hit->groups[1].group, 1);
+  EXPECT_EQ(hit->groups[1].first_block_index, 3);
+  EXPECT_EQ(hit->groups[1].elsewhere_pages, 3);
+  Engine target(device(1), spec, 16);
+  ExpectLoaded(Start(LoadOf(*hit, Bind(ns, target))).get(), *hit, target, 1);
+  EXPECT_TRUE(target.Untouched(1, 3));
+}
+
+TEST_F(TiersTest, LookaheadNeedsOneBlockMore) {
+  NamespaceSpec spec = SimpleSpec();
+  spec.groups.push_back({.lookahead_blocks = 1, .bytes_per_block = 256});
+  Make({.host_bytes = 64 * kPage});
+  const NamespaceId ns = Declare(spec);
+  StoreTest::Store(ns, spec, device(0), 1, 8);
+  EXPECT_EQ(Blocks(ns, 1, 8), 7);
+  EXPECT_EQ(Blocks(ns, 1, 16), 7);
+  EXPECT_EQ(Blocks(ns, 1, 5), 4);
+  EXPECT_EQ(Blocks(ns, 1, 1), 0);
+  EXPECT_EQ(StoreTest::FindAndLoad(ns, spec, device(0), 1, 8), 7);
+}
+
+TEST_F(TiersTest, RefusesViewsThatDoNotMakeThePages) {
+  MakeTiers(8, 4);
+  Engine engine(device(1), SimpleSpec(), 8, 2);
+  const auto refusal = [&](auto change) {
+    BoundCache cache = engine.bound();
+    change(cache);
+    const auto s = store_->Bind(kSession, ns_, std::move(cache)).status();
+    return RefusalReason(s) + " " + RefusalField(s);
+  };
+  const auto first = [](BoundCache& c) -> PageView& { return c.groups[0].views[0]; };
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes -= 16; }), "VIEW_MISMATCH groups[0].views");
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes = -1; }), "VIEW_MISMATCH groups[0].views[0]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes = kMaxIndex; }), "VIEW_MISMATCH groups[0].views[0]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).block_stride = 16; }), "VIEW_MISMATCH groups[0].views[0]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views[1].offset = 64; }),
+            "VIEW_MISMATCH groups[0].views[1]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views.clear(); }), "VIEW_MISMATCH groups[0].views");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views.resize(600); }), "VIEW_MISMATCH groups[0].views");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups.clear(); }), "GROUP_OUT_OF_RANGE groups");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.block_size = 32; }), "BLOCK_SIZE_INVALID cache");
+  testing::FakeDevice stranger("cuda:9");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.device = &stranger; }), "DEVICE_NOT_FOUND cache");
+}
+
+}  // namespace
+}  // namespace kvsummary
