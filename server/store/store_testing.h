@@ -204,7 +204,7 @@ class StoreTest : public ::testing::Test {
     devices_.push_back(std::make_unique<FakeDevice>("host"));
     for (int i = 0; i < gpus; ++i)
       devices_.push_back(std::make_unique<FakeDevice>("cuda:" + std::to_string(i)));
-    options.now = [this] { return now_; };
+    if (!real_clock_) options.now = [this] { return now_; };
     auto store = PageStore::Create(devices_, options);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
@@ -335,6 +335,7 @@ class StoreTest : public ::testing::Test {
   }
   std::int64_t TierPages(std::size_t tier) { return store_->stats().tiers[tier].pages; }
 
+  bool real_clock_ = false;
   PageStore::Clock::time_point now_{};
   std::vector<std::unique_ptr<Device>> devices_;
   std::unique_ptr<PageStore> store_;

@@ -187,7 +187,8 @@ TEST_F(TiersTest, TwoLoadsOfAPageOfTheHostTierBothGetIt) {
   gate.Open();
   ExpectLoaded(loaded_a.get(), *hit, a, 1);
   ExpectLoaded(loaded_b.get(), *hit, b, 1);
-  Store(2, 8);  // would like their slots
+  Engine other(device(1), SimpleSpec(), 16);
+  EXPECT_TRUE(Run(ArgsOf(Bind(ns_, other), other, 2, 0, 8)).ok());  // would like their slots
   host_gate.Open();
   ExpectLoaded(loaded_c.get(), *hit, c, 1);
 }
