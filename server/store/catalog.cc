@@ -160,6 +160,7 @@ void Catalog::Reap(Namespace& ns, Entry entry) {
     if (r.unit != kNoUnit) FreeSlot(ns, entry);
     if (r.children > 0) return;
     const Entry parent = r.parent;
+    ApplyTouches();  // they may name it
     Unlink(ns, entry);
     ns.pages.Remove(entry);
     entry = parent;
@@ -175,18 +176,28 @@ void Catalog::TouchPrefix(Namespace& ns, Entry last) {
 }
 
 void Catalog::ApplyTouches() {
-  for (const Use& use : uses_) {
-    if (use.prefix) {
-      TouchPrefix(*use.name_space, use.entry);
-    } else {
-      Touch(*use.name_space, use.entry);
-    }
+  while (ApplySomeTouches()) {
   }
-  uses_.clear();
+}
+
+bool Catalog::ApplySomeTouches() {
+  constexpr std::int64_t kPages = 4096;
+  std::size_t done = 0;
+  for (std::int64_t pages = 0; done < uses_.size() && pages < kPages; ++done) {
+    Namespace& ns = *uses_[done].name_space;
+    if (uses_[done].prefix) {
+      TouchPrefix(ns, uses_[done].entry);
+    } else {
+      Touch(ns, uses_[done].entry);
+    }
+    pages += uses_[done].prefix ? ns.pages.record(uses_[done].entry).block + 1 : 1;
+  }
+  uses_.erase(uses_.begin(), uses_.begin() + static_cast<std::ptrdiff_t>(done));
+  if (uses_.empty()) uses_pages_ = 0;
+  return !uses_.empty();
 }
 
 void Catalog::UnpinLease(const Lease& lease) {
-  ApplyTouches();
   const auto found = namespaces_.find(lease.name_space);
   for (const Entry e : lease.pinned) Unpin(*found->second, e);
 }

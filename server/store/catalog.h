@@ -17,7 +17,6 @@
 //   - pins = leases' pins + pins of plans; pages with pins are not evicted.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -176,6 +175,10 @@ class Catalog {
   void ExpireLeases(Clock::time_point now);
   void EndSession(std::uint64_t session);
 
+  // Tells the policies what lookups have used: some thousand pages at a time. Whether there is more.
+  bool ApplySomeTouches();
+  std::int64_t pages_to_touch() const { return uses_pages_; }
+
   // Namespaces that have events since the last call.
   std::vector<NamespaceId> TakeChanged();
 
@@ -249,13 +252,21 @@ class Catalog {
   void AddStoredEvents(const PublishPlan& plan, std::size_t list, const std::vector<bool>& stored);
 
   // catalog_lookup.cc
+  struct Matches {
+    std::vector<Entry> entries;       // by block
+    std::vector<std::uint8_t> tiers;  // the same
+    std::vector<std::size_t>
+        breaks;  // of a FULL group: blocks whose page has another parent than the page before
+    std::int64_t known_from = 0;  // of a WINDOW group: blocks before it have not been looked up
+  };
   const char* HashAt(const Namespace& ns, std::int64_t block) const;
   void ExtendKeys(const Namespace& ns, std::int64_t count);
-  Entry Match(const Namespace& ns, const Group& group, std::int64_t block, Entry guess) const;
-  void MatchRun(const Namespace& ns, const Group& group, std::int64_t count, std::vector<Entry>& entries);
+  bool Follows(const PageRecord& record, std::int64_t block) const;
+  void MatchRun(const Namespace& ns, const Group& group, std::int64_t count, Matches& matches);
   std::int64_t MatchWindow(const Namespace& ns, const Group& group, std::int64_t blocks, std::int64_t count,
-                           std::vector<Entry>& entries, std::int64_t& known_from);
-  void PinHit(Namespace& ns, const Group& group, const Lease::Group& leased, std::vector<Entry>& pinned);
+                           Matches& matches);
+  void PinHit(Namespace& ns, const Matches& matches, bool window, std::int64_t first, std::int64_t blocks,
+              std::vector<Entry>& pinned);
 
   // catalog_check.cc
   struct Found;
@@ -282,6 +293,7 @@ class Catalog {
     bool prefix;  // with all pages before it
   };
   std::vector<Use> uses_;
+  std::int64_t uses_pages_ = 0;  // about so many
 
   struct Removed {
     NamespaceId name_space;
@@ -294,7 +306,6 @@ class Catalog {
   // Of the lookup that runs.
   const char* hashes_ = nullptr;
   std::vector<std::uint64_t> keys_;
-  std::array<Entry, 64> guesses_{};
 
   StoreStats totals_;  // only the counters
 };

@@ -15,7 +15,13 @@
 namespace kvsummary {
 namespace {
 
-constexpr std::size_t kMaxUses = 65536;  // that wait for the policies
+constexpr std::int64_t kMaxUsesPages = std::int64_t{1} << 22;  // that wait for the policies
+
+// The first block that a hit of so many blocks needs of a WINDOW group.
+std::int64_t FirstOfWindow(const Namespace& ns, const GroupSpec& spec, std::int64_t blocks) {
+  const std::int64_t block_size = ns.spec.key.block_size;
+  return std::max<std::int64_t>(0, blocks * block_size - spec.window_tokens + 1) / block_size;
+}
 
 }  // namespace
 
@@ -24,62 +30,79 @@ const char* Catalog::HashAt(const Namespace& ns, std::int64_t block) const {
 }
 
 void Catalog::ExtendKeys(const Namespace& ns, std::int64_t count) {
-  for (auto i = static_cast<std::int64_t>(keys_.size()); i < count; ++i) {
-    keys_.push_back(KeyOf(ns, HashAt(ns, i)));
-  }
+  auto i = static_cast<std::int64_t>(keys_.size());
+  if (count <= i) return;
+  keys_.resize(static_cast<std::size_t>(count));
+  for (; i < count; ++i) keys_[static_cast<std::size_t>(i)] = KeyOf(ns, HashAt(ns, i));
 }
 
-// The page of a block's hash that follows the hash before it. `guess` is what the index has under its key.
-Entry Catalog::Match(const Namespace& ns, const Group& group, std::int64_t block, Entry guess) const {
-  if (guess == kNoEntry) return kNoEntry;
+// Whether the record is of the page of this block: at its index, behind the hash before it.
+bool Catalog::Follows(const PageRecord& r, std::int64_t block) const {
   const auto b = static_cast<std::size_t>(block);
-  const char* hash = HashAt(ns, block);
-  const Entry entry = ns.pages.HashIs(guess, hash) ? guess : FindPage(ns, group, keys_[b], hash);
-  if (entry == kNoEntry) return kNoEntry;
-  const PageRecord& r = ns.pages.record(entry);
-  return std::int64_t{r.block} == block && r.parent_key == (b > 0 ? keys_[b - 1] : 0) ? entry : kNoEntry;
+  return std::int64_t{r.block} == block && r.parent_key == (b > 0 ? keys_[b - 1] : 0);
 }
 
-// The entries of the leading blocks that match, of at most `count`.
-void Catalog::MatchRun(const Namespace& ns, const Group& group, std::int64_t count,
-                       std::vector<Entry>& entries) {
-  constexpr auto kBatch = std::tuple_size_v<decltype(guesses_)>;
-  entries.reserve(static_cast<std::size_t>(count));
-  for (std::int64_t begin = 0; begin < count; begin += kBatch) {
-    const std::int64_t end = std::min<std::int64_t>(count, begin + kBatch);
-    ExtendKeys(ns, end);
-    for (std::int64_t i = begin; i < end; ++i) group.index.Prefetch(keys_[static_cast<std::size_t>(i)]);
-    for (std::int64_t i = begin; i < end; ++i) {
-      const Entry guess = group.index.Guess(keys_[static_cast<std::size_t>(i)]);
-      guesses_[static_cast<std::size_t>(i - begin)] = guess;
-      if (guess != kNoEntry) ns.pages.Prefetch(guess);
+// Appends the pages of the leading blocks that match, of at most `count`.
+void Catalog::MatchRun(const Namespace& ns, const Group& group, std::int64_t count, Matches& matches) {
+  constexpr std::int64_t kBatch = 64;
+  Entry guesses[kBatch];
+  const PageRecord* records[kBatch];
+  matches.entries.resize(static_cast<std::size_t>(count));
+  matches.tiers.resize(static_cast<std::size_t>(count));
+  std::int64_t matched = 0;
+  Entry before = kNoEntry;
+  for (; matched < count; matched = std::min(count, matched + kBatch)) {
+    const std::int64_t begin = matched;
+    const std::int64_t batch = std::min(count - begin, kBatch);
+    ExtendKeys(ns, begin + batch);
+    const std::uint64_t* keys = keys_.data() + begin;
+    for (std::int64_t i = 0; i < batch; ++i) group.index.Prefetch(keys[i]);
+    for (std::int64_t i = 0; i < batch; ++i) {
+      guesses[i] = group.index.Guess(keys[i]);
+      if (guesses[i] == kNoEntry) continue;
+      records[i] = &ns.pages.record(guesses[i]);
+      __builtin_prefetch(records[i]);
     }
-    for (std::int64_t i = begin; i < end; ++i) {
-      const Entry entry = Match(ns, group, i, guesses_[static_cast<std::size_t>(i - begin)]);
-      if (entry == kNoEntry) return;
-      entries.push_back(entry);
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const char* hash = HashAt(ns, begin + i);
+      Entry entry = guesses[i];
+      if (entry != kNoEntry && !ns.pages.HashIs(*records[i], hash)) {
+        entry = FindPage(ns, group, keys[i], hash);
+        if (entry != kNoEntry) records[i] = &ns.pages.record(entry);
+      }
+      if (entry == kNoEntry || !Follows(*records[i], begin + i)) {
+        matches.entries.resize(static_cast<std::size_t>(begin + i));
+        return;
+      }
+      const auto at = static_cast<std::size_t>(begin + i);
+      matches.entries[at] = entry;
+      matches.tiers[at] = records[i]->tier;
+      if (records[i]->parent != before && at > 0) matches.breaks.push_back(at);
+      before = entry;
     }
   }
 }
 
-// The most blocks, at most `blocks`, of a hit whose window is there. entries[i] holds the page of block i for
-// known_from <= i, as far as it has been looked up; both are kept from call to call.
+// The most blocks, at most `blocks`, of a hit whose window is there. The matches are those of blocks from
+// known_from on, as far as they have been looked up, and are kept from call to call.
 std::int64_t Catalog::MatchWindow(const Namespace& ns, const Group& group, std::int64_t blocks,
-                                  std::int64_t count, std::vector<Entry>& entries, std::int64_t& known_from) {
-  const std::int64_t block_size = ns.spec.key.block_size;
+                                  std::int64_t count, Matches& matches) {
   const std::int64_t lookahead = group.spec.lookahead_blocks;
   blocks = std::min(blocks, count - lookahead);
+  std::int64_t& known_from = matches.known_from;
   known_from = std::min(known_from, blocks + lookahead);  // what lies behind is not needed any more
   while (blocks > 0) {
-    const std::int64_t first =
-        std::max<std::int64_t>(0, blocks * block_size - group.spec.window_tokens + 1) / block_size;
+    const std::int64_t first = FirstOfWindow(ns, group.spec, blocks);
     std::int64_t missing = -1;
     for (std::int64_t i = blocks - 1 + lookahead; i >= first && missing < 0; --i) {
       for (; known_from > i; --known_from) {
         const auto k = static_cast<std::size_t>(known_from - 1);
-        entries[k] = Match(ns, group, known_from - 1, group.index.Guess(keys_[k]));
+        const Entry entry = FindPage(ns, group, keys_[k], HashAt(ns, known_from - 1));
+        if (entry == kNoEntry || !Follows(ns.pages.record(entry), known_from - 1)) continue;
+        matches.entries[k] = entry;
+        matches.tiers[k] = ns.pages.record(entry).tier;
       }
-      if (entries[static_cast<std::size_t>(i)] == kNoEntry) missing = i;
+      if (matches.entries[static_cast<std::size_t>(i)] == kNoEntry) missing = i;
     }
     if (missing < 0) return blocks;
     blocks = std::min(blocks - 1, missing - lookahead);
@@ -87,21 +110,25 @@ std::int64_t Catalog::MatchWindow(const Namespace& ns, const Group& group, std::
   return 0;
 }
 
-void Catalog::PinHit(Namespace& ns, const Group& group, const Lease::Group& leased,
-                     std::vector<Entry>& pinned) {
-  const auto pin = [&](Entry entry, bool prefix) {
+// Pins pages of a hit: those of a window each, of a prefix the last one, and every other one that is not the
+// parent of the next.
+void Catalog::PinHit(Namespace& ns, const Matches& matches, bool window, std::int64_t first,
+                     std::int64_t blocks, std::vector<Entry>& pinned) {
+  const auto pin = [&](std::int64_t block) {
+    const Entry entry = matches.entries[static_cast<std::size_t>(block)];
     Pin(ns, entry);
     pinned.push_back(entry);
-    uses_.push_back({&ns, entry, prefix});
+    uses_.push_back({&ns, entry, !window});
   };
-  const std::vector<Entry>& entries = leased.entries;
-  if (group.spec.kind == GroupKind::kWindow) {
-    for (const Entry entry : entries) pin(entry, false);
+  uses_pages_ += blocks - first;
+  if (window) {
+    for (std::int64_t i = first; i < blocks; ++i) pin(i);
     return;
   }
-  pin(entries.back(), true);
-  for (std::size_t i = entries.size() - 1; i-- > 0;) {
-    if (ns.pages.record(entries[i + 1]).parent != entries[i]) pin(entries[i], true);
+  // The policies hear of a prefix from its tail on.
+  pin(blocks - 1);
+  for (auto at = matches.breaks.rbegin(); at != matches.breaks.rend(); ++at) {
+    if (static_cast<std::int64_t>(*at) < blocks) pin(static_cast<std::int64_t>(*at) - 1);
   }
 }
 
@@ -118,29 +145,33 @@ absl::StatusOr<Hit> Catalog::Lookup(const LookupArgs& args, Clock::time_point no
   }
   ++totals_.lookups;
   totals_.lookup_blocks += *count;
-  if (uses_.size() > kMaxUses) ApplyTouches();
+  if (uses_pages_ > kMaxUsesPages) ApplyTouches();
 
   hashes_ = args.hashes.data();
   keys_.clear();
   std::int64_t blocks = *count;
-  std::vector<Lease::Group> groups(ns.groups.size());
+  std::vector<Matches> groups(ns.groups.size());
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const Group& group = ns.groups[g];
     if (group.spec.kind != GroupKind::kFull) continue;
     const std::int64_t lookahead = group.spec.lookahead_blocks;
-    MatchRun(ns, group, std::min(*count, blocks + lookahead), groups[g].entries);
+    MatchRun(ns, group, std::min(*count, blocks + lookahead), groups[g]);
     blocks = std::min(blocks, static_cast<std::int64_t>(groups[g].entries.size()) - lookahead);
     if (blocks <= 0) return Hit{};
   }
   // Each window may shorten the hit, until all agree.
-  std::vector<std::int64_t> known_from(groups.size(), *count);
-  ExtendKeys(ns, *count);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (ns.groups[g].spec.kind != GroupKind::kWindow) continue;
+    ExtendKeys(ns, *count);
+    groups[g].known_from = *count;
+    groups[g].entries.resize(static_cast<std::size_t>(*count), kNoEntry);
+    groups[g].tiers.resize(static_cast<std::size_t>(*count));
+  }
   for (std::int64_t before = -1; before != blocks;) {
     before = blocks;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       if (ns.groups[g].spec.kind != GroupKind::kWindow) continue;
-      groups[g].entries.resize(static_cast<std::size_t>(*count), kNoEntry);
-      blocks = MatchWindow(ns, ns.groups[g], blocks, *count, groups[g].entries, known_from[g]);
+      blocks = MatchWindow(ns, ns.groups[g], blocks, *count, groups[g]);
       if (blocks <= 0) return Hit{};
     }
   }
@@ -153,29 +184,27 @@ absl::StatusOr<Hit> Catalog::Lookup(const LookupArgs& args, Clock::time_point no
   lease->name_space = ns.id;
   lease->deadline = now + hit.lease_time;
   const std::uint8_t device_tier = TierOf(args.device);
+  lease->groups.resize(groups.size());
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const GroupSpec& spec = ns.groups[g].spec;
     if (spec.kind == GroupKind::kRing) continue;
-    Lease::Group& leased = groups[g];
-    leased.entries.resize(static_cast<std::size_t>(blocks));
-    if (spec.kind == GroupKind::kWindow) {
-      const std::int64_t block_size = ns.spec.key.block_size;
-      leased.first_block_index =
-          std::max<std::int64_t>(0, blocks * block_size - spec.window_tokens + 1) / block_size;
-      leased.entries.erase(leased.entries.begin(), leased.entries.begin() + leased.first_block_index);
-    }
+    const bool window = spec.kind == GroupKind::kWindow;
+    const std::int64_t first = window ? FirstOfWindow(ns, spec, blocks) : 0;
+    Matches& matches = groups[g];
+    PinHit(ns, matches, window, first, blocks, lease->pinned);
     GroupHit& counts = hit.groups.emplace_back();
     counts.group = static_cast<std::int32_t>(g);
-    counts.first_block_index = leased.first_block_index;
-    for (const Entry entry : leased.entries) {
-      const std::uint8_t tier = ns.pages.record(entry).tier;
-      ++(tier == kHostTier     ? counts.host_pages
-         : tier == device_tier ? counts.device_pages
-                               : counts.elsewhere_pages);
-    }
-    PinHit(ns, ns.groups[g], leased, lease->pinned);
+    counts.first_block_index = first;
+    const auto begin = matches.tiers.begin();
+    counts.host_pages = std::count(begin + first, begin + blocks, kHostTier);
+    if (device_tier != kHostTier)
+      counts.device_pages = std::count(begin + first, begin + blocks, device_tier);
+    counts.elsewhere_pages = blocks - first - counts.host_pages - counts.device_pages;
+    lease->groups[g].first_block_index = first;
+    std::vector<Entry>& entries = lease->groups[g].entries = std::move(matches.entries);
+    entries.resize(static_cast<std::size_t>(blocks));
+    entries.erase(entries.begin(), entries.begin() + first);
   }
-  lease->groups = std::move(groups);
   hit.lease = leases_.Add(std::move(lease)).id;
   totals_.hit_blocks += hit.blocks;
   return hit;

@@ -59,8 +59,12 @@ TEST(SlotAllocator, NeverGivesAByteTwice) {
       ASSERT_LE(unit - 1 + bytes / 256, (3 << 20) / 256);
       const auto [at, added] = held.emplace(unit, bytes);
       ASSERT_TRUE(added);
-      if (at != held.begin()) ASSERT_LE(std::prev(at)->first + std::prev(at)->second / 256, unit);
-      if (std::next(at) != held.end()) ASSERT_LE(unit + bytes / 256, std::next(at)->first);
+      if (at != held.begin()) {
+        ASSERT_LE(std::prev(at)->first + std::prev(at)->second / 256, unit);
+      }
+      if (std::next(at) != held.end()) {
+        ASSERT_LE(unit + bytes / 256, std::next(at)->first);
+      }
     } else {
       auto at = held.lower_bound(static_cast<Unit>(random() % (3 << 12)));
       if (at == held.end()) at = held.begin();
@@ -99,11 +103,14 @@ TEST(HashIndex, FindsWhatAMapFinds) {
   for (const auto& [key, entry] : map) EXPECT_EQ(find(key, entry), entry);
 }
 
+// Of which the first 20 bytes are a hash.
+std::string Wide(int i) { return std::string(64, static_cast<char>(i)); }
+
 TEST(PageTable, RecordsStayWhereTheyAre) {
   PageTable pages(20);
   std::vector<const char*> hashes;
   for (int i = 0; i < 5000; ++i) {
-    std::string hash(20, static_cast<char>(i));
+    const std::string hash = Wide(i);
     const Entry e = pages.Add(hash.data());
     ASSERT_EQ(e, static_cast<Entry>(i));
     hashes.push_back(pages.hash(e));
@@ -111,11 +118,11 @@ TEST(PageTable, RecordsStayWhereTheyAre) {
   }
   for (Entry e = 0; e < 5000; ++e) {
     EXPECT_EQ(pages.hash(e), hashes[e]);
-    EXPECT_TRUE(pages.HashIs(e, std::string(20, static_cast<char>(e)).data()));
+    EXPECT_TRUE(pages.HashIs(e, Wide(static_cast<int>(e)).data()));
     EXPECT_EQ(pages.extra(e).checksum, e);
   }
   pages.Remove(17);
-  EXPECT_EQ(pages.Add(std::string(20, 'x').data()), 17u);
+  EXPECT_EQ(pages.Add(Wide(1).data()), 17u);
 }
 
 TEST(CheckSpec, RefusesWhatNoNamespaceCanBe) {

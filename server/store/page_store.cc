@@ -72,7 +72,11 @@ absl::StatusOr<std::shared_ptr<const BoundCache>> PageStore::Bind(std::uint64_t 
 }
 
 absl::StatusOr<Hit> PageStore::Lookup(const LookupArgs& args) {
-  return impl_->Locked([&] { return impl_->catalog.Lookup(args, impl_->options.now()); });
+  return impl_->Locked([&] {
+    auto hit = impl_->catalog.Lookup(args, impl_->options.now());
+    impl_->QueueTouches();
+    return hit;
+  });
 }
 
 absl::StatusOr<std::chrono::milliseconds> PageStore::Renew(std::uint64_t session, LeaseId lease,

@@ -11,6 +11,8 @@
 namespace kvsummary {
 namespace {
 
+constexpr std::int64_t kPagesToTouch = 16384;  // what lookups leave to the store's thread
+
 #ifndef NDEBUG
 constexpr std::int64_t kMaxCheckedPages = 2048;  // beyond it a check after every call would take too long
 #endif
@@ -67,6 +69,21 @@ void PageStore::Impl::Unlock(std::unique_lock<std::mutex>& lock) {
   const std::vector<NamespaceId> changed = catalog.TakeChanged();
   lock.unlock();
   listeners.Call(changed);
+}
+
+void PageStore::Impl::QueueTouches() {
+  if (touches_queued || catalog.pages_to_touch() < kPagesToTouch) return;
+  touches_queued = true;
+  ++operations;
+  thread.SubmitFree([this] {
+    bool more = true;
+    while (more) {
+      std::lock_guard lock(mutex);
+      more = catalog.ApplySomeTouches();
+      touches_queued = more;
+    }
+    EndOperation();
+  });
 }
 
 absl::Status PageStore::Impl::BeginOperation() {

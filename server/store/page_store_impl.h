@@ -91,6 +91,7 @@ struct PageStore::Impl {
   absl::Status BeginOperation();
   void AbandonOperation();
   void QueueDemotions();
+  void QueueTouches();
   // The last use of this by an operation.
   void EndOperation();
 
@@ -118,6 +119,7 @@ struct PageStore::Impl {
   std::mutex mutex;
   std::condition_variable idle;
   std::int64_t operations = 0;  // under way: they use this
+  bool touches_queued = false;
   Catalog catalog;
   Executor thread{"store"};  // last: it ends first
 };

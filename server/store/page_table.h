@@ -53,6 +53,8 @@ struct PageExtra {
 };
 static_assert(sizeof(PageExtra) == 32);
 
+inline constexpr std::size_t kUsualWidth = 32;  // of hashes: what compilers are told to be quick for
+
 class PageTable {
  public:
   explicit PageTable(int hash_width)
@@ -67,8 +69,12 @@ class PageTable {
   PageExtra& extra(Entry e) { return *ExtraAt(e); }
   const PageExtra& extra(Entry e) const { return *ExtraAt(e); }
   const char* hash(Entry e) const { return At(e) + sizeof(PageRecord); }
-  bool HashIs(Entry e, const char* hash) const { return std::memcmp(this->hash(e), hash, width_) == 0; }
-  void Prefetch(Entry e) const { __builtin_prefetch(At(e)); }
+  bool HashIs(const PageRecord& record, const char* hash) const {
+    const char* own = reinterpret_cast<const char*>(&record) + sizeof(PageRecord);
+    return width_ == kUsualWidth ? std::memcmp(own, hash, kUsualWidth) == 0
+                                 : std::memcmp(own, hash, width_) == 0;
+  }
+  bool HashIs(Entry e, const char* hash) const { return HashIs(record(e), hash); }
 
   // Entries below this have been given out.
   Entry end() const { return end_; }

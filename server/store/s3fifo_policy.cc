@@ -14,7 +14,7 @@ constexpr std::uint16_t kMaxUses = 3;
 constexpr std::uint16_t kUses = 3;  // bits of policy_bits
 constexpr std::uint16_t kInMain = 4;
 
-// Keys of the pages that left through the small queue, as many as the main queue has pages.
+// Keys of the pages that left through the small queue, as many as there are pages.
 class Ghosts {
  public:
   void Add(std::uint64_t key, std::size_t limit) {
@@ -51,8 +51,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   void Remove(Entry entry, std::uint64_t key, bool evicted) override {
     const bool in_main = (Bits(entry) & kInMain) != 0;
     (in_main ? main_ : small_).Remove(entry);
-    if (evicted && !in_main)
-      ghosts_.Add(key, static_cast<std::size_t>(std::max<std::int64_t>(main_.size(), 1)));
+    if (evicted && !in_main) ghosts_.Add(key, static_cast<std::size_t>(size()));
   }
   void Reconsider(Entry entry) override { ((Bits(entry) & kInMain) != 0 ? main_ : small_).Reconsider(entry); }
 

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/update.h"
 #include "server/device/device.h"
 #include "server/store/page_store.h"
 
