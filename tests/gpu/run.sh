@@ -5,7 +5,7 @@
 #   KVS_ONLY="kills bench" tests/gpu/run.sh FOLDER      some of the parts
 #
 # FOLDER holds binaries built with --config=portable, plain or as NAME.xz: summaryd, summaryctl, gpu_check,
-# gpu_copy_check, gpu_device_check, cuda_memory_test, direct_check, daemon_check, bench_planes, libkvsummary.so.1.
+# gpu_copy_check, gpu_device_check, gpu_store_check, cuda_memory_test, direct_check, daemon_check, bench_planes, libkvsummary.so.1.
 # Parts: planes (conformance and replay on a daemon), memory (what a daemon takes), torch (needs a python3 with
 # torch), kills, bench (the last two without and with MPS), kernels, device (what needs no daemon).
 # Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
@@ -197,7 +197,11 @@ part_device() {
   show gpu_device_check timeout 120 "$work/gpu_device_check"
 }
 
-for part in ${KVS_ONLY:-planes memory torch kills bench device kernels}; do
+part_store() {
+  show gpu_store_check timeout 120 "$work/gpu_store_check"
+}
+
+for part in ${KVS_ONLY:-planes memory torch kills bench device store kernels}; do
   if ! declare -F "part_$part" >/dev/null; then
     fail "there is no part $part"
     continue
