@@ -38,11 +38,10 @@ class EntryList {
       mark_ = entry;
     }
   }
-  // The oldest eligible entry, or kNoEntry.
-  Entry Oldest() {
-    while (mark_ != kNoEntry && !context_.eligible(mark_)) mark_ = context_.pages->extra(mark_).newer;
-    return mark_;
-  }
+  // The oldest entry that has not been passed over, or kNoEntry.
+  Entry next() const { return mark_; }
+  // Passes over next(), which is not eligible.
+  void PassOver() { mark_ = context_.pages->extra(mark_).newer; }
   std::int64_t size() const { return size_; }
 
  private:

@@ -17,7 +17,10 @@ class LruPolicy final : public EvictionPolicy {
   }
   void Remove(Entry entry, std::uint64_t /*key*/, bool /*evicted*/) override { list_.Remove(entry); }
   void Reconsider(Entry entry) override { list_.Reconsider(entry); }
-  Entry Victim() override { return list_.Oldest(); }
+  Entry Victim() override {
+    while (list_.next() != kNoEntry && !context_.eligible(list_.next())) list_.PassOver();
+    return list_.next();
+  }
   std::int64_t size() const override { return list_.size(); }
 
  private:

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <deque>
 #include <utility>
 
@@ -55,23 +54,22 @@ class S3FifoPolicy final : public EvictionPolicy {
   }
   void Reconsider(Entry entry) override { ((Bits(entry) & kInMain) != 0 ? main_ : small_).Reconsider(entry); }
 
-  // What has been used since it came to its queue gets another turn in the main one.
+  // What has been used since it came to its queue gets another turn in the main one, eligible or not.
   Entry Victim() override {
     while (true) {
-      const bool from_small = small_.size() * kSmallShare >= size();
-      Entry entry = (from_small ? small_ : main_).Oldest();
-      if (entry == kNoEntry) entry = (from_small ? main_ : small_).Oldest();
+      EntryList& due = small_.size() * kSmallShare >= size() ? small_ : main_;
+      EntryList& list = due.next() != kNoEntry ? due : &due == &small_ ? main_ : small_;
+      const Entry entry = list.next();
       if (entry == kNoEntry) return kNoEntry;
-      std::uint16_t& bits = Bits(entry);
-      if ((bits & kUses) == 0) return entry;
-      if ((bits & kInMain) != 0) {
-        main_.Remove(entry);
-        --bits;
+      if (std::uint16_t& bits = Bits(entry); (bits & kUses) != 0) {
+        list.Remove(entry);
+        bits = static_cast<std::uint16_t>(&list == &main_ ? bits - 1 : kInMain);
+        main_.Append(entry);
+      } else if (context_.eligible(entry)) {
+        return entry;
       } else {
-        small_.Remove(entry);
-        bits = kInMain;
+        list.PassOver();
       }
-      main_.Append(entry);
     }
   }
   std::int64_t size() const override { return small_.size() + main_.size(); }
