@@ -30,8 +30,8 @@ absl::StatusOr<std::shared_ptr<void>> MapCudaHost(const CudaDeviceId& device, vo
   if (error != cudaSuccess) {
     cudaGetLastError();
     return Refuse(error == cudaErrorMemoryAllocation ? Reason::OUT_OF_MEMORY : Reason::DEVICE_FAILED, "",
-                  absl::StrFormat("%s cannot pin %d bytes of host memory: %s (see ulimit -l)", device.name,
-                                  bytes, cudaGetErrorString(error)));
+                  absl::StrFormat("%s cannot pin %d bytes of host memory: %s", device.name, bytes,
+                                  cudaGetErrorString(error)));
   }
   return std::shared_ptr<void>(data, [](void* registered) { cudaHostUnregister(registered); });
 }
