@@ -1,5 +1,6 @@
 #include "server/store/hash_index.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kvsummary {
@@ -16,18 +17,21 @@ void HashIndex::Place(std::uint64_t slot) {
 }
 
 void HashIndex::Grow() {
-  const int bits = slots_.empty() ? kFirstBits : 32 - shift_ + 1;
-  std::vector<std::uint64_t> old(std::size_t{1} << bits);
-  std::swap(old, slots_);
-  mask_ = slots_.size() - 1;
+  const int bits = slots_ == nullptr ? kFirstBits : 32 - shift_ + 1;
+  const HugeArray<std::uint64_t> old = std::move(slots_);
+  const std::size_t old_count = slot_count_;
+  slot_count_ = std::size_t{1} << bits;
+  slots_.reset(static_cast<std::uint64_t*>(AllocateHuge(slot_count_ * sizeof(std::uint64_t))));
+  std::fill_n(slots_.get(), slot_count_, 0);
+  mask_ = slot_count_ - 1;
   shift_ = 32 - bits;
-  for (const std::uint64_t slot : old) {
-    if (slot != 0) Place(slot);
+  for (std::size_t i = 0; i < old_count; ++i) {
+    if (old[i] != 0) Place(old[i]);
   }
 }
 
 void HashIndex::Insert(std::uint64_t key, Entry entry) {
-  if (size_ + 1 > slots_.size() / 8 * 5) Grow();
+  if (size_ + 1 > slot_count_ / 8 * 5) Grow();
   ++size_;
   Place(Tag(key) << 32 | (std::uint64_t{entry} + 1));
 }

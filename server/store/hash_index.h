@@ -6,8 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "server/store/huge_memory.h"
 #include "server/store/page_table.h"
 
 namespace kvsummary {
@@ -17,7 +17,7 @@ class HashIndex {
   // The entry under `key` of which same(entry) holds, or kNoEntry.
   template <typename Same>
   Entry Find(std::uint64_t key, Same same) const {
-    if (slots_.empty()) return kNoEntry;
+    if (slots_ == nullptr) return kNoEntry;
     for (std::size_t i = Home(Tag(key)); slots_[i] != 0; i = (i + 1) & mask_) {
       if (slots_[i] >> 32 != Tag(key)) continue;
       const Entry entry = static_cast<Entry>(slots_[i]) - 1;
@@ -27,14 +27,14 @@ class HashIndex {
   }
   // The first entry under a key as short as the slots', not compared further: for prefetching.
   Entry Guess(std::uint64_t key) const {
-    if (slots_.empty()) return kNoEntry;
+    if (slots_ == nullptr) return kNoEntry;
     for (std::size_t i = Home(Tag(key)); slots_[i] != 0; i = (i + 1) & mask_) {
       if (slots_[i] >> 32 == Tag(key)) return static_cast<Entry>(slots_[i]) - 1;
     }
     return kNoEntry;
   }
   void Prefetch(std::uint64_t key) const {
-    if (!slots_.empty()) __builtin_prefetch(&slots_[Home(Tag(key))]);
+    if (slots_ != nullptr) __builtin_prefetch(&slots_[Home(Tag(key))]);
   }
 
   // The key must not be there with this entry yet.
@@ -43,13 +43,6 @@ class HashIndex {
   void Erase(std::uint64_t key, Entry entry);
 
   std::size_t size() const { return size_; }
-  // Calls visit(entry) for all.
-  template <typename Visit>
-  void ForEach(Visit visit) const {
-    for (const std::uint64_t slot : slots_) {
-      if (slot != 0) visit(static_cast<Entry>(slot) - 1);
-    }
-  }
 
  private:
   static std::uint64_t Tag(std::uint64_t key) { return key >> 32; }
@@ -57,7 +50,8 @@ class HashIndex {
   void Grow();
   void Place(std::uint64_t slot);
 
-  std::vector<std::uint64_t> slots_;  // tag, entry + 1; 0: empty
+  HugeArray<std::uint64_t> slots_;  // tag, entry + 1; 0: empty
+  std::size_t slot_count_ = 0;      // a power of two
   std::size_t mask_ = 0;
   int shift_ = 32;  // of a tag to its home
   std::size_t size_ = 0;

@@ -6,11 +6,10 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <vector>
 
+#include "server/store/huge_memory.h"
 #include "server/store/slot_allocator.h"
 
 namespace kvsummary {
@@ -87,10 +86,6 @@ class PageTable {
     std::size_t chunk;
     std::size_t offset;
   };
-  struct FreeMemory {
-    void operator()(void* p) const { std::free(p); }
-  };
-
   static Place PlaceOf(Entry e) {
     const std::uint64_t i = std::uint64_t{e} + (1U << kFirstBits);
     const int bits = std::bit_width(i) - 1;
@@ -98,7 +93,7 @@ class PageTable {
   }
   PageExtra* ExtraAt(Entry e) const {
     const Place place = PlaceOf(e);
-    return reinterpret_cast<PageExtra*>(extras_[place.chunk].get()) + place.offset;
+    return extras_[place.chunk].get() + place.offset;
   }
   char* At(Entry e) const {
     const Place place = PlaceOf(e);
@@ -107,8 +102,8 @@ class PageTable {
 
   const std::size_t width_;
   const std::size_t stride_;
-  std::vector<std::unique_ptr<char, FreeMemory>> records_;
-  std::vector<std::unique_ptr<char, FreeMemory>> extras_;
+  std::vector<HugeArray<char>> records_;
+  std::vector<HugeArray<PageExtra>> extras_;
   std::vector<Entry> free_;
   Entry end_ = 0;
 };
