@@ -88,7 +88,7 @@ class PageTable {
   };
   static Place PlaceOf(Entry e) {
     const std::uint64_t i = std::uint64_t{e} + (1U << kFirstBits);
-    const int bits = std::bit_width(i) - 1;
+    const int bits = static_cast<int>(std::bit_width(i)) - 1;
     return {static_cast<std::size_t>(bits - kFirstBits), i - (std::uint64_t{1} << bits)};
   }
   PageExtra* ExtraAt(Entry e) const {
