@@ -92,7 +92,9 @@ namespace kvsummary {
   X(BLOCK_NOT_LEASED, kInvalidArgument)          \
   X(LEASE_NOT_FOUND, kNotFound)                  \
   X(QUOTA_EXCEEDED, kResourceExhausted)          \
-  X(STORE_FULL, kResourceExhausted)
+  X(STORE_FULL, kResourceExhausted)              \
+  X(CACHE_NOT_BOUND, kFailedPrecondition)        \
+  X(REQUEST_UNDER_WAY, kAborted)
 
 enum class Reason {
 #define X(name, code) name,
