@@ -228,6 +228,7 @@ void Catalog::ExpireLeases(Clock::time_point now) {
 void Catalog::EndSession(std::uint64_t session) {
   while (const auto lease = leases_.TakeOf(session)) UnpinLease(*lease);
   for (PublishPlan* plan : publishes_) plan->session_ended |= plan->args.session == session;
+  for (LoadPlan* plan : loads_) plan->session_ended |= plan->args.session == session;
   for (auto& [id, ns] : namespaces_) ns->sessions.erase(session);
   ForgetUnused();
 }

@@ -114,6 +114,7 @@ struct LoadPlan {
   bool any_from_host = false;
   bool any_arriving = false;  // some are being copied down, maybe by another device
   LoadResult result;
+  bool session_ended = false;  // the cache may be another session's by now
 };
 
 class Catalog {
@@ -283,7 +284,7 @@ class Catalog {
   LeaseTable leases_;
   std::vector<Demotion> demotions_;
   std::vector<PublishPlan*> publishes_;  // under way
-  std::vector<const LoadPlan*> loads_;   // the same
+  std::vector<LoadPlan*> loads_;         // the same
 
   // Uses that policies have not been told yet, in order. Lookups only write them down; whatever evicts or
   // forgets pages applies them first.

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "server/error.h"
 #include "server/store/hashing.h"
 #include "server/store/page_store_impl.h"
 
@@ -111,7 +112,16 @@ void PageStore::Impl::MoveToCache(Loading& op, std::uint8_t tier, UnitOf unit_of
   }
 }
 
+// What is to be known before blocks of the cache are written.
+void PageStore::Impl::CheckStillWanted(Loading& op) {
+  Locked([&] {
+    if (!op.plan.session_ended) return;
+    op.status.Update(Refuse(Reason::SESSION_ENDED, "session_id", "the session ended during the load"));
+  });
+}
+
 void PageStore::Impl::MoveUpper(Loading& op) {
+  CheckStillWanted(op);
   op.status.Update(memory->Prepare(*op.plan.args.cache->device));
   MoveToCache(op, op.plan.device_tier, [](const auto& page) { return page.from_host ? kNoUnit : page.unit; });
 }
@@ -119,6 +129,7 @@ void PageStore::Impl::MoveUpper(Loading& op) {
 void PageStore::Impl::MoveHost(Loading& op) {
   const LoadPlan& plan = op.plan;
   Device& device = *plan.args.cache->device;
+  CheckStillWanted(op);
   op.status.Update(memory->Prepare(device));
   std::map<std::int64_t, Moves> up;  // by bytes of a page
   for (const LoadPlan::Page& page : plan.pages) {

@@ -102,7 +102,8 @@ class PageStore {
   // Copies leased pages into blocks of a cache. When `done` is called the bytes are there, and the lists of
   // bad blocks say which are not. LEASE_NOT_FOUND (also: expired, or another session's), BLOCK_NOT_LEASED,
   // NULL_BLOCK, BLOCK_OUT_OF_RANGE, DUPLICATE_BLOCK, GROUP_OUT_OF_RANGE, RING_GROUP, NAMESPACE_DIFFERS (cache
-  // of another namespace), QUEUE_FULL; an error of the device: the blocks hold unspecified bytes.
+  // of another namespace), QUEUE_FULL; SESSION_ENDED when
+  // the session ended meanwhile, an error of the device: the blocks hold unspecified bytes.
   using LoadDone = absl::AnyInvocable<void(absl::StatusOr<LoadResult>) &&>;
   void Load(LoadArgs args, LoadDone done);
 

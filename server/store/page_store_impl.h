@@ -105,6 +105,7 @@ struct PageStore::Impl {
   void VerifyLoad(const std::shared_ptr<Loading>& op);  // store's thread
   template <typename UnitOf>
   void MoveToCache(Loading& op, std::uint8_t tier, UnitOf unit_of);
+  void CheckStillWanted(Loading& op);
   void MoveUpper(Loading& op);  // executor
   void MoveHost(Loading& op);   // executor
   void EndLoad(Loading& op);

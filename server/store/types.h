@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/copy.h"
@@ -110,7 +111,7 @@ struct PublishResult {
 struct LookupArgs {
   std::uint64_t session = 0;
   NamespaceId name_space{};
-  std::string hashes;                  // packed, from block 0 on
+  std::string_view hashes;             // packed, from block 0 on; the caller's, not kept
   const Device* device = nullptr;      // of the cache that will be loaded; null: not known
   std::chrono::milliseconds lease{0};  // wanted; cut to Options::max_lease, 0: that
 };

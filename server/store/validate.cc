@@ -200,7 +200,7 @@ absl::Status CheckBound(const NamespaceSpec& spec, const BoundCache& cache) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::int64_t> CountHashes(const NamespaceSpec& spec, const std::string& hashes) {
+absl::StatusOr<std::int64_t> CountHashes(const NamespaceSpec& spec, std::string_view hashes) {
   const auto width = static_cast<std::size_t>(spec.hash_width);
   if (hashes.size() % width != 0) {
     return Refuse(Reason::HASH_WIDTH_INVALID, "hashes",

@@ -14,7 +14,7 @@ namespace kvsummary {
 absl::Status CheckSpec(const NamespaceSpec& spec);
 absl::Status CheckBound(const NamespaceSpec& spec, const BoundCache& cache);
 // Of `hashes`: how many there are.
-absl::StatusOr<std::int64_t> CountHashes(const NamespaceSpec& spec, const std::string& hashes);
+absl::StatusOr<std::int64_t> CountHashes(const NamespaceSpec& spec, std::string_view hashes);
 absl::Status CheckPublish(const NamespaceSpec& spec, const PublishArgs& args);
 // But for what the lease covers.
 absl::Status CheckLoad(const NamespaceSpec& spec, const LoadArgs& args);
