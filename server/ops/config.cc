@@ -20,6 +20,14 @@ const char kUsage[] =
                          Default: 80 % of what the host or its control group has free
   --device-bytes=SIZE    memory that caches may take of each CUDA device.
                          Default: 80 % of what is free at the device's first use
+  --host-store-bytes=SIZE  page store's tier in host memory, part of --host-bytes. Default: 0, none
+  --gpu-store-bytes=SIZE   page store's tier in memory of each CUDA device, part of --device-bytes;
+                         without such a device another tier in host memory. Default: 0, none
+  --store-policy=POLICY  what the page store evicts first: lru, or s3fifo, which resists scans.
+                         Default: lru
+  --namespace-quota-bytes=SIZE  what a namespace's pages may take, over all tiers.
+                         Default: 0, no limit but the tiers'
+  --max-lease=SECONDS    longest lease on stored pages. Default: 60
   --descriptor-socket=PATH  socket that passes memory to clients on this host.
                          Default: the path of the first unix: address and ".fds"
   --socket-mode=MODE     of the Unix sockets, octal, within 0666. Default: 0600
@@ -60,13 +68,15 @@ absl::Status SetGroup(const std::string& value, Config& config) {
 }
 
 absl::Status Set(std::string_view flag, const std::string& value, Config& config) {
-  const auto bytes = [&](std::int64_t& out) -> absl::Status {
+  const auto bytes_from = [&](std::int64_t least, std::int64_t& out) -> absl::Status {
     auto parsed = ParseBytes(value);
     if (!parsed.ok()) return parsed.status();
-    if (*parsed <= 0) return absl::InvalidArgumentError("must be above 0");
+    if (*parsed < least) return absl::InvalidArgumentError("must be above 0");
     out = *parsed;
     return absl::OkStatus();
   };
+  const auto bytes = [&](std::int64_t& out) { return bytes_from(1, out); };
+  const auto bytes_or_none = [&](std::int64_t& out) { return bytes_from(0, out); };
   if (flag == "--listen") {
     config.listen.push_back(value);
     return absl::OkStatus();
@@ -81,6 +91,18 @@ absl::Status Set(std::string_view flag, const std::string& value, Config& config
     out = std::chrono::seconds(parsed);
     return absl::OkStatus();
   };
+  if (flag == "--host-store-bytes") return bytes_or_none(config.host_store_bytes);
+  if (flag == "--gpu-store-bytes") return bytes_or_none(config.gpu_store_bytes);
+  if (flag == "--namespace-quota-bytes") return bytes_or_none(config.namespace_quota_bytes);
+  if (flag == "--store-policy") {
+    if (value != "lru" && value != "s3fifo") return absl::InvalidArgumentError("must be lru or s3fifo");
+    config.s3fifo = value == "s3fifo";
+    return absl::OkStatus();
+  }
+  if (flag == "--max-lease") {
+    if (auto s = seconds(config.max_lease); !s.ok()) return s;
+    return config.max_lease.count() > 0 ? absl::OkStatus() : absl::InvalidArgumentError("must be above 0");
+  }
   if (flag == "--drain-timeout") return seconds(config.drain_timeout);
   if (flag == "--cache-grace") return seconds(config.cache_grace);
   if (flag == "--descriptor-socket") {

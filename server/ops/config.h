@@ -19,6 +19,11 @@ struct Config {
   std::int64_t host_bytes = 0;      // --host-bytes; 0: 80 % of what the host or its control group has free
   std::int64_t device_bytes =
       0;  // --device-bytes, of each CUDA device; 0: 80 % of what is free at its first use
+  std::int64_t host_store_bytes = 0;       // --host-store-bytes; 0: none
+  std::int64_t gpu_store_bytes = 0;        // --gpu-store-bytes, of each CUDA device; 0: none
+  bool s3fifo = false;                     // --store-policy
+  std::int64_t namespace_quota_bytes = 0;  // --namespace-quota-bytes; 0: none
+  std::chrono::seconds max_lease{60};      // --max-lease
   std::chrono::seconds drain_timeout{30};  // --drain-timeout
   std::chrono::seconds cache_grace{600};   // --cache-grace
   std::string descriptor_socket;           // --descriptor-socket; empty: the default

@@ -20,7 +20,8 @@ TEST(Config, ValuesInBothForms) {
   const auto config =
       Parse({"--listen=unix:/a", "--listen", ":0", "--host-bytes", "8GiB", "--device-bytes=1MiB",
              "--drain-timeout=0", "--log-level=off", "--descriptor-socket=/d", "--socket-mode=0660",
-             "--socket-group=12", "--cache-grace=5"});
+             "--socket-group=12", "--cache-grace=5", "--host-store-bytes=1GiB", "--gpu-store-bytes", "2GiB",
+             "--store-policy=s3fifo", "--namespace-quota-bytes=3MiB", "--max-lease=7"});
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->listen, (std::vector<std::string>{"unix:/a", ":0"}));
   EXPECT_EQ(config->host_bytes, std::int64_t{8} << 30);
@@ -31,6 +32,11 @@ TEST(Config, ValuesInBothForms) {
   EXPECT_EQ(config->socket_mode, 0660u);
   EXPECT_EQ(config->socket_group, gid_t{12});
   EXPECT_EQ(config->cache_grace.count(), 5);
+  EXPECT_EQ(config->host_store_bytes, std::int64_t{1} << 30);
+  EXPECT_EQ(config->gpu_store_bytes, std::int64_t{2} << 30);
+  EXPECT_TRUE(config->s3fifo);
+  EXPECT_EQ(config->namespace_quota_bytes, 3 << 20);
+  EXPECT_EQ(config->max_lease.count(), 7);
 }
 
 TEST(Config, AGroupMayBeNamed) {
@@ -54,6 +60,11 @@ TEST(Config, RefusalsNameTheFlag) {
            {{"--socket-mode=060"}, "--socket-mode"},
            {{"--socket-mode=rw"}, "--socket-mode"},
            {{"--socket-group=no such group"}, "--socket-group"},
+           {{"--host-store-bytes=-1"}, "--host-store-bytes"},
+           {{"--gpu-store-bytes=x"}, "--gpu-store-bytes"},
+           {{"--store-policy=random"}, "--store-policy"},
+           {{"--namespace-quota-bytes=-2"}, "--namespace-quota-bytes"},
+           {{"--max-lease=0"}, "--max-lease"},
            {{"--log-level=loud"}, "--log-level"}}) {
     const auto config = Parse(arguments);
     ASSERT_FALSE(config.ok()) << flag;

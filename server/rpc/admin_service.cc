@@ -1,6 +1,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "kvsummary/v1/admin.grpc.pb.h"
+#include "server/rpc/prefix_calls.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
 
@@ -55,6 +56,14 @@ class AdminService final : public v1::AdminService::CallbackService {
     reply->set_summaries_written(s.summaries_written);
     reply->set_bytes_read(s.bytes_read);
     reply->set_bytes_written(s.bytes_written);
+    FillStats(context_.store.stats(), reply->mutable_store());
+    return Done(call);
+  }
+
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* call, const v1::CheckRequest* /*request*/,
+                                  v1::CheckResponse* reply) override {
+    for (const std::string& fault : context_.store.Check()) reply->add_faults(fault);
+    FillStats(context_.store.stats(), reply->mutable_store());
     return Done(call);
   }
 

@@ -10,6 +10,8 @@
 #include "server/cache/validate.h"
 #include "server/error.h"
 #include "server/rpc/cache_info.h"
+#include "server/rpc/counters.h"
+#include "server/rpc/grpc_thread.h"
 #include "server/rpc/memory_calls.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
@@ -72,13 +74,12 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
         layers_{request.layers().first(), request.layers().count()} {
     absl::Status status = call_.admitted();
     if (status.ok()) status = FindChecked<Units>(context_.caches, request, Access::kRead).status();
-    if (status.ok()) {
-      units_ = static_cast<std::int64_t>(ids_.size()) * layers_.count;
-      Next();
-    } else {
-      this->Finish(ToGrpc(status));
-    }
+    units_ = static_cast<std::int64_t>(ids_.size()) * layers_.count;
+    if (status.ok()) status = Start();
+    if (!status.ok()) this->Finish(ToGrpc(status));
   }
+
+  void OnCancel() override { context_.waits.Cancel(wait_); }  // never before the constructor has returned
 
   void OnWriteDone(bool ok) override {
     if (!ok) return this->Finish(grpc::Status::CANCELLED);
@@ -89,6 +90,29 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
   void OnDone() override { delete this; }
 
  private:
+  // Begins, once the counter is there that a ReadPages may name.
+  absl::Status Start() {
+    if constexpr (requires { request_.ready(); }) {
+      if (request_.has_ready()) {
+        auto session = context_.sessions.Find(request_.session_id());
+        if (!session.ok()) return session.status();
+        const auto ready = FindCounter(**session, true, request_.ready(), "ready");
+        if (!ready.ok()) return ready.status();
+        auto wait = context_.waits.Start(*std::move(session), **ready, "ready",
+                                         [this](const absl::Status& outcome) { Awaited(outcome); });
+        if (wait.ok()) wait_ = *std::move(wait);
+        return wait.status();
+      }
+    }
+    Next();
+    return absl::OkStatus();
+  }
+
+  void Awaited(const absl::Status& outcome) {
+    if (outcome.ok()) return OnGrpcThread([this] { Next(); });
+    this->Finish(ToGrpc(outcome));
+  }
+
   void Next() {
     if (done_ == units_) return this->Finish(grpc::Status::OK);
     // Held for one message: a client that stops reading must not keep the memory of a deleted cache.
@@ -130,6 +154,7 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
   std::int64_t done_ = 0;
   std::vector<Piece> pieces_;
   Reply reply_;
+  std::weak_ptr<Waits::Wait> wait_;
 };
 
 class CacheService final : public v1::CacheService::CallbackService {

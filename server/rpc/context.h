@@ -15,6 +15,7 @@
 #include "server/session/session.h"
 #include "server/session/tickets.h"
 #include "server/session/waits.h"
+#include "server/store/page_store.h"
 
 namespace kvsummary {
 
@@ -97,6 +98,7 @@ struct ServiceContext {
   const std::string& descriptor_socket;  // its path; empty: there is none
   Waits& waits;
   UpdateQueues& queues;
+  PageStore& store;
 };
 
 }  // namespace kvsummary

@@ -152,8 +152,13 @@ absl::StatusOr<std::string> IssueFor(Tickets& tickets, const std::shared_ptr<Ses
 }  // namespace
 
 void DetachAtEnd(const ServiceContext& context, const std::shared_ptr<Session>& session) {
+  // The store first: what it copies for the session must not become visible, or be written, once another
+  // session may have the cache.
   session->OnEnd(&context.caches,
-                 [&caches = context.caches, number = session->number()] { caches.EndSession(number); });
+                 [&caches = context.caches, &store = context.store, number = session->number()] {
+                   store.EndSession(number);
+                   caches.EndSession(number);
+                 });
 }
 
 absl::Status ExportMemory(const ServiceContext& context, const v1::ExportMemoryRequest& request,

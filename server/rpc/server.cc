@@ -22,7 +22,8 @@ namespace kvsummary {
 namespace {
 
 constexpr const char* kServiceNames[] = {"kvsummary.v1.SessionService", "kvsummary.v1.CacheService",
-                                         "kvsummary.v1.UpdateService", "kvsummary.v1.AdminService"};
+                                         "kvsummary.v1.UpdateService", "kvsummary.v1.PrefixService",
+                                         "kvsummary.v1.AdminService"};
 
 // What messages may take while they are being received, of all clients together. gRPC slows clients down as
 // this fills, and beyond it closes connections and ends calls with RESOURCE_EXHAUSTED.
@@ -58,8 +59,9 @@ void SetKeepalive(grpc::ServerBuilder& builder, std::chrono::milliseconds keepal
 }  // namespace
 
 struct Server::Impl {
-  Impl(const Options& options, CacheManager& caches)
-      : waits(options.waits),
+  Impl(const Options& options, CacheManager& caches, std::unique_ptr<PageStore> page_store)
+      : store(std::move(page_store)),
+        waits(options.waits),
         queues(caches, stats, drain, options.waits),
         context{.caches = caches,
                 .stats = stats,
@@ -69,7 +71,8 @@ struct Server::Impl {
                 .streams = streams,
                 .descriptor_socket = descriptor_socket,
                 .waits = waits,
-                .queues = queues} {}
+                .queues = queues,
+                .store = *store} {}
 
   Stats stats;
   class Drain drain;
@@ -77,6 +80,7 @@ struct Server::Impl {
   Tickets tickets;
   SessionStreams streams;
   std::string descriptor_socket;  // its path, set before any service is made
+  const std::unique_ptr<PageStore> store;
   Waits waits;
   UpdateQueues queues;
   ServiceContext context;
@@ -92,7 +96,9 @@ Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, CacheManager& caches) {
   InstallPlugins();
-  auto impl = std::make_unique<Impl>(options, caches);
+  auto store = PageStore::Create(caches.devices(), options.store);
+  if (!store.ok()) return store.status();
+  auto impl = std::make_unique<Impl>(options, caches, *std::move(store));
   std::vector<ListenAddress> addresses;
   impl->descriptor_socket = options.descriptor_socket;
   for (const std::string& text : options.listen) {
@@ -120,6 +126,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
   impl->services.push_back(MakeSessionService(impl->context));
   impl->services.push_back(MakeCacheService(impl->context));
   impl->services.push_back(MakeUpdateService(impl->context));
+  impl->services.push_back(MakePrefixService(impl->context));
   impl->services.push_back(
       MakeAdminService(impl->context, {.version = kVersion, .max_message_bytes = options.max_message_bytes}));
   grpc::ServerBuilder builder;

@@ -12,6 +12,7 @@
 #include "server/ops/stats.h"
 #include "server/session/session.h"
 #include "server/session/waits.h"
+#include "server/store/page_store.h"
 
 namespace kvsummary {
 
@@ -30,10 +31,12 @@ class Server {
     // long again: so the session of a host that has vanished ends after twice this time.
     std::chrono::milliseconds keepalive{4500};
     Waits::Options waits = {};
+    PageStore::Options store = {};
   };
 
-  // Listens on every address, or on none and says why. Unix sockets are made with mode 0600 before they get
-  // another, a port is never shared. `caches` must outlive the server.
+  // Makes the page store, or says why there is no room for it. Listens on every address, or on none and says
+  // why. Unix sockets are made with mode 0600 before they get another, a port is never shared. `caches` must
+  // outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, CacheManager& caches);
 
   // Stops at once what is under way.

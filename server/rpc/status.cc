@@ -29,13 +29,17 @@ grpc::Status ToGrpc(const absl::Status& status) {
   info.set_domain("kvsummary");
   if (!field.empty()) (*info.mutable_metadata())["field"] = field;
   details.add_details()->PackFrom(info);
-  if (reason == ReasonName(Reason::MEMORY_BUDGET_EXCEEDED) || reason == ReasonName(Reason::OUT_OF_MEMORY)) {
+  const auto is = [&reason](Reason other) { return reason == ReasonName(other); };
+  if (is(Reason::MEMORY_BUDGET_EXCEEDED) || is(Reason::OUT_OF_MEMORY) || is(Reason::STORE_FULL) ||
+      is(Reason::QUOTA_EXCEEDED)) {
     google::rpc::QuotaFailure quota;
     auto* violation = quota.add_violations();
-    violation->set_subject("memory");
+    violation->set_subject(is(Reason::QUOTA_EXCEEDED) ? "namespace"
+                           : is(Reason::STORE_FULL)   ? "store"
+                                                      : "memory");
     violation->set_description(message);
     details.add_details()->PackFrom(quota);
-  } else if (reason == ReasonName(Reason::QUEUE_FULL)) {
+  } else if (is(Reason::QUEUE_FULL)) {
     google::rpc::RetryInfo retry;
     retry.mutable_retry_delay()->set_nanos(kRetryDelayNanos);
     details.add_details()->PackFrom(retry);

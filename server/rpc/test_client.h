@@ -23,6 +23,7 @@
 #include "kernels/layout.h"
 #include "kvsummary/v1/admin.grpc.pb.h"
 #include "kvsummary/v1/cache.grpc.pb.h"
+#include "kvsummary/v1/prefix.grpc.pb.h"
 #include "kvsummary/v1/session.grpc.pb.h"
 #include "kvsummary/v1/update.grpc.pb.h"
 #include "proto/descriptor_socket.h"
@@ -130,6 +131,7 @@ class TestClient {
     caches = v1::CacheService::NewStub(channel_);
     sessions = v1::SessionService::NewStub(channel_);
     updates = v1::UpdateService::NewStub(channel_);
+    prefixes = v1::PrefixService::NewStub(channel_);
     admin = v1::AdminService::NewStub(channel_);
   }
 
@@ -276,6 +278,7 @@ class TestClient {
   std::unique_ptr<v1::CacheService::Stub> caches;
   std::unique_ptr<v1::SessionService::Stub> sessions;
   std::unique_ptr<v1::UpdateService::Stub> updates;
+  std::unique_ptr<v1::PrefixService::Stub> prefixes;
   std::unique_ptr<v1::AdminService::Stub> admin;
   std::unique_ptr<grpc::ClientReader<v1::OpenResponse>> stream;
   std::string session_id;

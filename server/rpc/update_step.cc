@@ -13,17 +13,6 @@ namespace {
 // Rows that are checked in some ten microseconds.
 constexpr std::int64_t kQuickRows = 4096;
 
-absl::StatusOr<std::optional<Counter>> FindCounter(const Session& session,
-                                                   const std::optional<CounterPlace>& place,
-                                                   const std::string& field) {
-  if (!place) return std::nullopt;
-  auto buffer = session.FindBuffer(place->buffer_id);
-  if (!buffer.ok()) return AtField(buffer.status(), field);
-  auto found = Counter::Find(*std::move(buffer), place->offset, place->value, field);
-  if (!found.ok()) return found.status();
-  return *std::move(found);
-}
-
 // Takes a step's arrays one by one, from the message or by copy from a buffer of the session.
 class ArrayReader {
  public:

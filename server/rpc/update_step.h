@@ -16,6 +16,7 @@
 #include "server/cache/cache.h"
 #include "server/cache/validate.h"
 #include "server/ops/stats.h"
+#include "server/rpc/counters.h"
 #include "server/session/references.h"
 #include "server/session/session.h"
 
@@ -28,11 +29,6 @@ struct ArrayPlace {
   std::uint64_t buffer_id = 0;
   std::int64_t offset = 0;
   std::int64_t count = 0;
-};
-struct CounterPlace {
-  std::uint64_t buffer_id = 0;
-  std::int64_t offset = 0;
-  std::uint64_t value = 0;
 };
 struct RowsReference {
   std::uint64_t buffer_id = 0;
