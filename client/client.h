@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/prefix.h"
 #include "kernels/layout.h"
 
 namespace kvsummary {
@@ -170,6 +171,13 @@ class Client {
   absl::StatusOr<std::unique_ptr<ClientSession>> OpenSession(const std::string& name);
   // Every live session, oldest first.
   absl::StatusOr<std::vector<SessionSummary>> ListSessions();
+
+  // The page store.
+  absl::StatusOr<std::vector<NamespaceUsage>> ListNamespaces();
+  absl::StatusOr<StoreStats> GetStoreStats();
+  absl::StatusOr<CheckReport> Check();
+  // One JSON object: the fields of kvsummary.v1.GetStatsResponse by their names.
+  absl::StatusOr<std::string> GetStatsJson();
 
  private:
   friend class ClientSession;

@@ -10,6 +10,7 @@
 #include "client/client.h"
 #include "kvsummary/v1/admin.grpc.pb.h"
 #include "kvsummary/v1/cache.grpc.pb.h"
+#include "kvsummary/v1/prefix.grpc.pb.h"
 #include "kvsummary/v1/session.grpc.pb.h"
 #include "kvsummary/v1/update.grpc.pb.h"
 
@@ -28,13 +29,15 @@ struct Client::Impl {
         caches(channel),
         updates(v1::UpdateService::NewStub(channel)),
         admin(channel),
-        sessions(channel) {}
+        sessions(channel),
+        prefixes(channel) {}
 
   const Options options;
   v1::CacheService::Stub caches;
   const std::shared_ptr<v1::UpdateService::Stub> updates;  // shared: streams may outlive the client
   v1::AdminService::Stub admin;
   v1::SessionService::Stub sessions;
+  v1::PrefixService::Stub prefixes;
 };
 
 }  // namespace kvsummary

@@ -21,6 +21,10 @@ int RunSessions(const Invocation& invocation);
 int RunCaches(const Invocation& invocation);
 int RunCreateCache(const Invocation& invocation);
 int RunDeleteCache(const Invocation& invocation);
+int RunStats(const Invocation& invocation);
+// kFailure when the store's books do not agree.
+int RunCheck(const Invocation& invocation);
+int RunNamespaces(const Invocation& invocation);
 int RunDump(const Invocation& invocation);
 
 }  // namespace kvsummary

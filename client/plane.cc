@@ -56,6 +56,8 @@ class SharedPlane final : public Plane {
               Cache cache)
       : Plane(client, std::move(cache)), session_(std::move(session)), queue_(std::move(queue)) {}
 
+  ClientSession* session() const override { return session_.get(); }
+
   absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& u) override {
     Layout layout;
     layout.Add(u.slots), layout.Add(u.positions), layout.Add(u.ring_bases), layout.Add(u.rows);
@@ -181,6 +183,8 @@ class DirectPlane final : public Plane {
   ~DirectPlane() override {
     Release().IgnoreError();  // a daemon that is gone has no mapping on record
   }
+
+  ClientSession* session() const override { return session_.get(); }
 
   absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& u) override {
     const std::size_t rows = u.slots.size();

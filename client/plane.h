@@ -37,6 +37,8 @@ class Plane {
   virtual ~Plane() = default;
 
   const Cache& cache() const { return cache_; }
+  // The session that the cache is of; null on the inline plane.
+  virtual ClientSession* session() const { return nullptr; }
   // Results are those of Client's calls. On the direct plane nobody checks the arrays but the kernels: rows
   // that they skip are an INVALID_ARGUMENT after the others have been applied.
   virtual absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& update) = 0;

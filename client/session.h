@@ -15,10 +15,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "client/prefix.h"
 
 namespace kvsummary {
 
@@ -57,7 +59,7 @@ class SharedBuffer {
 };
 
 // References as in kvsummary/v1/update.proto. An id of 0: nothing, for arrays that a kind of update does not
-// have and for counters that are not used.
+// have.
 struct SharedRows {
   std::uint64_t buffer_id = 0;
   std::int64_t key_offset_bytes = 0;
@@ -69,11 +71,6 @@ struct SharedArray {
   std::uint64_t buffer_id = 0;
   std::int64_t offset_bytes = 0;
   std::int64_t count = 0;  // elements
-};
-struct SharedCounter {
-  std::uint64_t buffer_id = 0;
-  std::int64_t offset_bytes = 0;
-  std::uint64_t value = 0;
 };
 struct SharedUpdate {
   SharedRows rows = {};
@@ -137,10 +134,29 @@ class ClientSession {
   // Makes a submission queue: updates without a call each.
   absl::StatusOr<std::unique_ptr<UpdateQueue>> OpenQueue();
 
+  // The page store, as kvsummary/v1/prefix.proto describes its calls.
+
+  absl::StatusOr<std::uint64_t> DeclareNamespace(const Namespace& declared);
+  // Groups that are not named keep the cache's summaries.
+  absl::Status BindCache(const Cache& cache, std::uint64_t namespace_id, std::span<const GroupViews> groups);
+  absl::StatusOr<PublishResult> Publish(const Cache& cache, std::uint64_t namespace_id,
+                                        const PublishBlocks& blocks);
+  // A lease of 0 ms: the daemon's default.
+  absl::StatusOr<PrefixHit> Lookup(std::uint64_t namespace_id, std::string_view hashes,
+                                   const std::string& device, std::chrono::milliseconds lease);
+  absl::StatusOr<LoadResult> Load(const Cache& cache, std::uint64_t namespace_id, const LoadBlocks& blocks);
+  absl::StatusOr<std::chrono::milliseconds> RenewLease(std::uint64_t lease_id,
+                                                       std::chrono::milliseconds lease);
+  absl::Status ReleaseLease(std::uint64_t lease_id);
+  // From sequence number 0: from now on.
+  std::unique_ptr<EventWatch> WatchEvents(std::uint64_t namespace_id, std::uint64_t from_sequence);
+
  private:
   friend class Client;
   struct Impl;
   explicit ClientSession(std::unique_ptr<Impl> impl);
+  const std::string& id() const;
+  Client::Impl& client() const;
   std::unique_ptr<Impl> impl_;
 };
 
