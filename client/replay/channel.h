@@ -22,6 +22,13 @@ class Channel {
   }
   void EndPut() { Advance(put_); }
 
+  // Waits until all that was put is taken and done with; false when the channel is closed.
+  bool AwaitTaken() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closed_ || taken_ == put_; });
+    return !closed_;
+  }
+
   // The consumer's next item, valid until EndTake; null once the channel is closed and empty.
   Item* BeginTake() {
     std::unique_lock lock(mutex_);

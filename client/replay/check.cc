@@ -67,6 +67,7 @@ class Checker {
     }
     const auto expected = ReferenceSummary(rows_);
     ++result_.regions;
+    result_.loaded_regions += first < finished_.loaded_blocks * geometry_.block_size;
     const auto [e, f] = std::ranges::mismatch(expected, found);
     if (e == expected.end()) return;
     result_.mismatches.push_back(

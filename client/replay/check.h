@@ -24,8 +24,9 @@ struct Mismatch {
 };
 
 struct CheckResult {
-  std::int64_t regions = 0;    // summaries compared
-  std::int64_t ring_rows = 0;  // rows compared
+  std::int64_t regions = 0;         // summaries compared
+  std::int64_t loaded_regions = 0;  // of them in blocks that came from the prefix store
+  std::int64_t ring_rows = 0;       // rows compared
   std::vector<Mismatch> mismatches;
 };
 

@@ -43,12 +43,17 @@ class Producer {
   void Run() {
     for (;;) {
       const auto step = std::make_shared<Step>();
-      if (!scheduler_.Next(*step)) break;
+      const auto next = scheduler_.Next(*step);
+      if (!next.ok()) status_ = next.status();
+      if (!next.ok() || !*next) break;
       const CallKind decode = options_.geometry.k > 0 ? CallKind::kVerify : CallKind::kDecode;
       if (!PutUpdate(CallKind::kPrefill, step) || !PutUpdate(decode, step) || !PutStepEnd(step)) return;
     }
     calls_.Close();
   }
+
+  // Why it ended early, once Run has returned.
+  const absl::Status& status() const { return status_; }
 
  private:
   bool PutUpdate(CallKind kind, const std::shared_ptr<const Step>& step) {
@@ -93,6 +98,28 @@ class Producer {
   Scheduler scheduler_;
   const EngineOptions& options_;
   Calls& calls_;
+  absl::Status status_;
+};
+
+// The prefix store of a producer: looks nothing up, and touches no block, before the steps that have been put
+// are applied and published.
+class OrderedPrefixes final : public PrefixStore {
+ public:
+  OrderedPrefixes(PrefixStore* store, Calls& calls) : store_(store), calls_(calls) {}
+
+  absl::StatusOr<FoundPrefix> Find(std::int64_t request) override {
+    if (!calls_.AwaitTaken()) return absl::CancelledError("the engine has stopped");
+    return store_->Find(request);
+  }
+  absl::StatusOr<std::int64_t> Load(std::span<const std::int64_t> blocks) override {
+    return store_->Load(blocks);
+  }
+  absl::Status Drop() override { return store_->Drop(); }
+  absl::Status Publish(const PublishedBlocks& published) override { return store_->Publish(published); }
+
+ private:
+  PrefixStore* const store_;
+  Calls& calls_;
 };
 
 // Makes the calls and checks, on the caller's thread.
@@ -119,7 +146,7 @@ class Consumer {
         result = target_.Decode(call.layers, {u.slots, u.positions, u.ring_bases, rows});
     }
     const double us = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-    (call.kind == CallKind::kPrefill ? prefill_us_ : decode_us_).push_back(us);
+    (call.kind == CallKind::kPrefill ? report_.prefill_us : report_.decode_us).push_back(us);
     if (!result.ok()) return result.status();
     if (result->rows != u.rows() || result->regions_closed != u.closing_rows) {
       return absl::InternalError(absl::StrFormat(
@@ -130,17 +157,22 @@ class Consumer {
     return absl::OkStatus();
   }
 
-  // Checks the sampled requests that end with the step.
+  // Publishes the step's blocks and checks the sampled requests that end with it.
   absl::Status EndStep(const Step& step) {
+    for (const PublishedBlocks& published : step.published) {
+      if (auto status = options_.prefixes->Publish(published); !status.ok()) return status;
+    }
     ++report_.steps;
     report_.counts = step.counts;
     for (const FinishedRequest& finished : step.finished) {
       const auto index = static_cast<std::size_t>(finished.request);
+      report_.finished.push_back(finished.request);
       if (!sampled_[index]) continue;
       auto result = CheckRequest(finished, requests_[index], options_.geometry, options_.seed, target_);
       if (!result.ok()) return result.status();
       ++report_.sampled_requests;
       report_.checked_regions += result->regions;
+      report_.checked_loaded_regions += result->loaded_regions;
       report_.checked_ring_rows += result->ring_rows;
       report_.mismatch_count += std::ssize(result->mismatches);
       for (Mismatch& m : result->mismatches) {
@@ -154,8 +186,6 @@ class Consumer {
   ReplayReport TakeReport(double wall_seconds, bool interrupted) {
     report_.wall_seconds = wall_seconds;
     report_.interrupted = interrupted;
-    report_.prefill = Summarize(prefill_us_);
-    report_.decode = Summarize(decode_us_);
     return std::move(report_);
   }
 
@@ -172,21 +202,10 @@ class Consumer {
     return sampled;
   }
 
-  static LatencySummary Summarize(std::vector<double>& us) {
-    if (us.empty()) return {};
-    const auto at = [&us](double part) {
-      const auto nth = us.begin() + static_cast<std::ptrdiff_t>(part * static_cast<double>(us.size() - 1));
-      std::nth_element(us.begin(), nth, us.end());
-      return *nth;
-    };
-    return {std::ssize(us), at(0.5), at(0.99)};
-  }
-
   const std::span<const TraceRequest> requests_;
   const EngineOptions& options_;
   Target& target_;
   const std::vector<bool> sampled_;
-  std::vector<double> prefill_us_, decode_us_;
   ReplayReport report_;
 };
 
@@ -201,10 +220,50 @@ SchedulerOptions SchedulingOf(const EngineOptions& options) {
           .chunk_tokens = options.chunk_tokens,
           .k = options.geometry.k,
           .ring_rows_per_block = options.geometry.rows_per_block(),
-          .seed = options.seed};
+          .seed = options.seed,
+          .order = options.order,
+          .prefixes = options.prefixes,
+          .publish_output = options.publish_output};
 }
 
 }  // namespace
+
+void ReplayReport::Add(const ReplayReport& other) {
+  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  counts.started += other.counts.started;
+  counts.finished += other.counts.finished;
+  counts.prompt_tokens += other.counts.prompt_tokens;
+  counts.prefix_hit_tokens += other.counts.prefix_hit_tokens;
+  counts.output_tokens += other.counts.output_tokens;
+  counts.computed_rows += other.counts.computed_rows;
+  counts.rejected_drafts += other.counts.rejected_drafts;
+  counts.recomputed_rows += other.counts.recomputed_rows;
+  counts.preemptions += other.counts.preemptions;
+  counts.found_tokens += other.counts.found_tokens;
+  counts.ever_found_tokens += other.counts.ever_found_tokens;
+  steps += other.steps;
+  regions_closed += other.regions_closed;
+  append(prefill_us, other.prefill_us);
+  append(decode_us, other.decode_us);
+  append(finished, other.finished);
+  sampled_requests += other.sampled_requests;
+  checked_regions += other.checked_regions;
+  checked_loaded_regions += other.checked_loaded_regions;
+  checked_ring_rows += other.checked_ring_rows;
+  mismatch_count += other.mismatch_count;
+  append(mismatches, other.mismatches);
+  mismatches.resize(std::min(mismatches.size(), kMaxMismatches));
+  interrupted = interrupted || other.interrupted;
+  if (!other.prefix) return;
+  if (!prefix) prefix.emplace();
+  prefix->engines += other.prefix->engines;
+  prefix->stored_pages += other.prefix->stored_pages;
+  prefix->present_pages += other.prefix->present_pages;
+  prefix->dropped_pages += other.prefix->dropped_pages;
+  prefix->loaded_pages += other.prefix->loaded_pages;
+  prefix->loaded_bytes += other.prefix->loaded_bytes;
+  prefix->bad_pages += other.prefix->bad_pages;
+}
 
 absl::Status CheckReplay(std::span<const TraceRequest> requests, const EngineOptions& options) {
   return Scheduler::Check(requests, SchedulingOf(options));
@@ -215,14 +274,21 @@ absl::StatusOr<ReplayReport> ReplayTrace(std::span<const TraceRequest> requests,
                                          const std::atomic<bool>& stop) {
   if (auto status = CheckReplay(requests, options); !status.ok()) return status;
   std::int64_t total = 0;
-  for (const TraceRequest& r : requests) total += r.rows();
+  for (const std::int64_t i : options.order) total += requests[static_cast<std::size_t>(i)].rows();
+  if (options.order.empty()) {
+    for (const TraceRequest& r : requests) total += r.rows();
+  }
 
   const auto start = Clock::now();
   const auto calls = std::make_unique<Calls>();
-  Producer producer(requests, SchedulingOf(options), options, *calls);
+  SchedulerOptions scheduling = SchedulingOf(options);
+  OrderedPrefixes prefixes(options.prefixes, *calls);
+  if (options.prefixes != nullptr) scheduling.prefixes = &prefixes;
+  Producer producer(requests, scheduling, options, *calls);
   std::thread producing([&producer] { producer.Run(); });
   Consumer consumer(requests, options, target);
   absl::Status status;
+  bool stopped = false;
   bool interrupted = false;
   while (status.ok()) {
     const Call* call = calls->BeginTake();
@@ -233,13 +299,16 @@ absl::StatusOr<ReplayReport> ReplayTrace(std::span<const TraceRequest> requests,
       status = consumer.EndStep(*call->step);
       progress(DoneRows(call->step->counts), total, call->step->counts);
     }
-    calls->EndTake();
+    stopped = call->kind == CallKind::kStepEnd && options.stop_after > 0 &&
+              call->step->counts.finished >= options.stop_after;
     interrupted = stop.load();
-    if (interrupted) break;
+    if (stopped || interrupted) break;  // before EndTake: nothing more is looked up
+    calls->EndTake();
   }
   calls->Close();
   producing.join();
   if (!status.ok()) return status;
+  if (!stopped && !interrupted && !producer.status().ok()) return producer.status();
   return consumer.TakeReport(std::chrono::duration<double>(Clock::now() - start).count(), interrupted);
 }
 

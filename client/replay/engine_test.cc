@@ -4,11 +4,14 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "client/replay/report.h"
+#include "client/replay/rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/layout.h"
@@ -56,6 +59,9 @@ class MemoryTarget : public Target {
       pages.insert(pages.end(), page, page + geometry_.dense_block_stride());
     }
     return pages;
+  }
+  void SetPage(std::int64_t block, const std::vector<std::uint8_t>& page) {
+    std::copy(page.begin(), page.end(), memory_.data() + geometry_.page_offset(block, 0));
   }
   absl::StatusOr<std::vector<std::uint16_t>> ReadRing(std::int64_t ring_block) override {
     std::vector<std::uint16_t> rows;
@@ -116,6 +122,63 @@ class RingFlippingTarget : public MemoryTarget {
   }
 };
 
+// Twelve requests, prefixes shared, lengths at and off block and region boundaries.
+std::vector<TraceRequest> SmallTrace() {
+  return {{0, 600, 30, {0, 1}},     {0, 512, 9, {0}},     {0, 1024, 17, {0, 2}}, {0, 5, 3, {3}},
+          {0, 1100, 40, {0, 2, 4}}, {0, 600, 1, {0, 1}},  {0, 64, 64, {5}},      {0, 513, 12, {0, 6}},
+          {0, 1536, 8, {0, 2, 7}},  {0, 700, 21, {8, 9}}, {0, 600, 33, {0, 1}},  {0, 8, 1, {10}}};
+}
+
+// A store of all that was published, by (first hash id, block): bytes come and go by the target's memory.
+class MemoryPrefixes : public PrefixStore {
+ public:
+  explicit MemoryPrefixes(MemoryTarget& target) : target_(target) {}
+
+  absl::StatusOr<FoundPrefix> Find(std::int64_t request) override {
+    ++finds_;
+    const TraceRequest& r = trace_[static_cast<std::size_t>(request)];
+    found_.clear();
+    for (std::int64_t block = 0; block < r.input_length / 64; ++block) {
+      const auto page = pages_.find(PromptBlockKey(r, block, 64));
+      if (page == pages_.end()) break;
+      found_.push_back(page->second);
+    }
+    return FoundPrefix{std::ssize(found_), std::ssize(found_)};
+  }
+  absl::StatusOr<std::int64_t> Load(std::span<const std::int64_t> blocks) override {
+    const std::int64_t good = std::ssize(blocks) - (bad_ && !blocks.empty() ? 1 : 0);
+    for (std::int64_t i = 0; i < good; ++i) {
+      target_.SetPage(blocks[static_cast<std::size_t>(i)], found_[static_cast<std::size_t>(i)]);
+    }
+    return good;
+  }
+  absl::Status Drop() override { return absl::OkStatus(); }
+  absl::Status Publish(const PublishedBlocks& published) override {
+    if (fail_) return absl::UnavailableError("the store is gone");
+    const TraceRequest& r = trace_[static_cast<std::size_t>(published.request)];
+    for (std::size_t i = 0; i < published.blocks.size(); ++i) {
+      const std::int64_t block = published.first_block + static_cast<std::int64_t>(i);
+      EXPECT_LE((block + 1) * 64, published.committed_tokens);
+      if ((block + 1) * 64 > r.input_length) {
+        ++output_blocks_;
+        continue;
+      }
+      pages_.try_emplace(PromptBlockKey(r, block, 64),
+                         *target_.ReadPages(std::span(&published.blocks[i], 1)));
+    }
+    return absl::OkStatus();
+  }
+
+  MemoryTarget& target_;
+  const std::vector<TraceRequest> trace_ = SmallTrace();
+  std::map<std::uint64_t, std::vector<std::uint8_t>> pages_;
+  std::vector<std::vector<std::uint8_t>> found_;
+  std::int64_t finds_ = 0;
+  std::int64_t output_blocks_ = 0;
+  bool bad_ = false;
+  bool fail_ = false;
+};
+
 class MiscountingTarget : public MemoryTarget {
  public:
   using MemoryTarget::MemoryTarget;
@@ -133,13 +196,6 @@ class RefusingTarget : public MemoryTarget {
     return absl::UnavailableError("draining");
   }
 };
-
-// Twelve requests, prefixes shared, lengths at and off block and region boundaries.
-std::vector<TraceRequest> SmallTrace() {
-  return {{0, 600, 30, {0, 1}},     {0, 512, 9, {0}},     {0, 1024, 17, {0, 2}}, {0, 5, 3, {3}},
-          {0, 1100, 40, {0, 2, 4}}, {0, 600, 1, {0, 1}},  {0, 64, 64, {5}},      {0, 513, 12, {0, 6}},
-          {0, 1536, 8, {0, 2, 7}},  {0, 700, 21, {8, 9}}, {0, 600, 33, {0, 1}},  {0, 8, 1, {10}}};
-}
 
 EngineOptions Options(std::int32_t k) {
   CacheGeometry g{.layers = 3, .blocks = 200, .block_size = 64, .ring_blocks = 6, .capacity = 8 + k, .k = k};
@@ -177,6 +233,98 @@ TEST(ReplayEngineTest, RightBytesPass) {
       EXPECT_FALSE(report->interrupted);
     }
   }
+}
+
+TEST(ReplayEngineTest, PrefixesFromAStoreGiveTheSameBytes) {
+  for (const std::int64_t blocks : {200, 34}) {
+    for (const bool bad : {false, true}) {
+      EngineOptions options = Options(3);
+      options.geometry.blocks = blocks;
+      MemoryTarget target(options.geometry);
+      MemoryPrefixes prefixes(target);
+      prefixes.bad_ = bad;  // the last block of every prefix has to be computed after all
+      options.prefixes = &prefixes;
+      const auto report = Replay(target, options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->counts.finished, 12);
+      EXPECT_EQ(report->mismatch_count, 0) << report->mismatches[0].what;
+      EXPECT_GT(report->counts.prefix_hit_tokens, 0);
+      EXPECT_GE(report->counts.found_tokens, bad ? 0 : report->counts.prefix_hit_tokens);
+      EXPECT_GT(report->checked_loaded_regions, 0);
+      EXPECT_EQ(prefixes.output_blocks_, 0);
+      EXPECT_EQ(report->counts.preemptions > 0, blocks == 34);
+    }
+  }
+}
+
+TEST(ReplayEngineTest, WithOneRequestAtATimeThePrefixesOfAllBeforeAreFound) {
+  EngineOptions options = Options(0);
+  options.concurrency = 1;
+  MemoryTarget target(options.geometry);
+  MemoryPrefixes prefixes(target);
+  options.prefixes = &prefixes;
+  const auto report = Replay(target, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::set<std::uint64_t> seen;
+  std::int64_t found = 0;
+  for (const TraceRequest& r : SmallTrace()) {
+    std::int64_t run = 0;
+    while (run < r.input_length / 64 && seen.contains(PromptBlockKey(r, run, 64))) ++run;
+    found += run * 64;
+    for (std::int64_t block = 0; block < r.input_length / 64; ++block)
+      seen.insert(PromptBlockKey(r, block, 64));
+  }
+  EXPECT_EQ(report->counts.found_tokens, found);
+  EXPECT_EQ(prefixes.pages_.size(), seen.size());
+  EXPECT_EQ(prefixes.finds_, 12);
+}
+
+TEST(ReplayEngineTest, OutputsArePublishedWhenAskedFor) {
+  EngineOptions options = Options(3);
+  options.publish_output = true;
+  MemoryTarget target(options.geometry);
+  MemoryPrefixes prefixes(target);
+  options.prefixes = &prefixes;
+  const auto report = Replay(target, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->mismatch_count, 0);
+  std::int64_t output_blocks = 0;
+  for (const TraceRequest& r : SmallTrace()) output_blocks += r.rows() / 64 - r.input_length / 64;
+  EXPECT_EQ(prefixes.output_blocks_, output_blocks);
+}
+
+TEST(ReplayEngineTest, AKilledEnginesRequestsAreFinishedByTheNextOne) {
+  EngineOptions options = Options(0);
+  MemoryTarget target(options.geometry);
+  MemoryPrefixes prefixes(target);
+  options.prefixes = &prefixes;
+  options.stop_after = 4;
+  ReplayReport all;
+  std::set<std::int64_t> finished;
+  while (finished.size() < 12) {
+    options.order.clear();
+    for (std::int64_t i = 0; i < 12; ++i) {
+      if (!finished.contains(i)) options.order.push_back(i);
+    }
+    const auto report = Replay(target, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_FALSE(report->finished.empty());
+    finished.insert(report->finished.begin(), report->finished.end());
+    all.Add(*report);
+  }
+  EXPECT_EQ(all.counts.finished, 12);
+  EXPECT_EQ(all.finished.size(), 12u);
+  EXPECT_GT(all.counts.started, 12) << "what was under way starts again";
+  EXPECT_EQ(all.mismatch_count, 0);
+}
+
+TEST(ReplayEngineTest, AnErrorOfTheStoreEndsTheReplay) {
+  EngineOptions options = Options(0);
+  MemoryTarget target(options.geometry);
+  MemoryPrefixes prefixes(target);
+  prefixes.fail_ = true;
+  options.prefixes = &prefixes;
+  EXPECT_EQ(Replay(target, options).status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST(ReplayEngineTest, LayersThatFillMessagesGiveTheSameBytes) {
@@ -280,6 +428,19 @@ TEST(ReplayEngineTest, TheReportIsATableOrOneJsonObject) {
   EXPECT_GT(json["verify_rpc"]["calls"], 0);
   const std::string table = FormatTable(*report, options);
   EXPECT_THAT(table, HasSubstr("prefix hits"));
+  EXPECT_EQ(json.count("hit_rate"), 0u) << "no store, no rate";
+
+  ReplayReport with_store = *report;
+  with_store.counts.prompt_tokens = 1000;
+  with_store.counts.found_tokens = 250;
+  with_store.counts.ever_found_tokens = 500;
+  with_store.prefix.emplace().tiers.push_back({"host", 7, 8, 9});
+  const auto store = nlohmann::json::parse(FormatJson(with_store, options));
+  EXPECT_EQ(store["hit_rate"], 0.25);
+  EXPECT_EQ(store["infinite_hit_rate"], 0.5);
+  EXPECT_EQ(store["tiers"][0]["evicted_pages"], 7);
+  EXPECT_THAT(FormatTable(with_store, options), HasSubstr("25.00 %"));
+  EXPECT_THAT(FormatTable(with_store, options), HasSubstr("host evicted"));
   EXPECT_THAT(table, HasSubstr("verify RPC p50/p99, us"));
 }
 

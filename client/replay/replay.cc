@@ -4,48 +4,20 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <random>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include "client/client.h"
 #include "client/commands.h"
 #include "client/plane.h"
+#include "client/replay/engines.h"
 #include "client/replay/report.h"
-#include "client/replay/target.h"
 #include "kernels/layout.h"
 
 namespace kvsummary {
 namespace {
 
 constexpr int kInterrupted = 130;  // as shells say it of a program that SIGINT ended
-
-// Updates by the plane; pages and rings are read over gRPC on every one.
-class PlaneTarget : public Target {
- public:
-  PlaneTarget(Client& client, Plane& plane) : client_(client), plane_(plane) {}
-
-  absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& update) override {
-    return plane_.Decode(layers, update);
-  }
-  absl::StatusOr<UpdateResult> Verify(LayerSpan layers, const VerifyUpdate& update) override {
-    return plane_.Verify(layers, update);
-  }
-  absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& update) override {
-    return plane_.Prefill(layers, update);
-  }
-  absl::StatusOr<std::vector<std::uint8_t>> ReadPages(std::span<const std::int64_t> blocks) override {
-    return client_.ReadPages(plane_.cache(), blocks, {0, plane_.cache().geometry.layers});
-  }
-  absl::StatusOr<std::vector<std::uint16_t>> ReadRing(std::int64_t ring_block) override {
-    return client_.ReadRing(plane_.cache(), std::span(&ring_block, 1), {0, plane_.cache().geometry.layers});
-  }
-
- private:
-  Client& client_;
-  Plane& plane_;
-};
 
 std::atomic<bool> g_stop = false;
 static_assert(std::atomic<bool>::is_always_lock_free);  // set by a signal handler
@@ -90,11 +62,6 @@ std::int64_t BlocksFor(const Invocation& invocation, const CacheGeometry& g,
   return std::min({all, invocation.Bytes("cache-bytes") / g.block_stride, kMaxIndex / g.block_size});
 }
 
-std::string UniqueName() {
-  std::random_device random;
-  return absl::StrFormat("replay-%08x%08x", random(), random());
-}
-
 void PrintReport(const ReplayReport& report, const EngineOptions& options, bool json) {
   absl::PrintF("%s", json ? FormatJson(report, options) : FormatTable(report, options));
   std::fflush(stdout);
@@ -117,6 +84,11 @@ std::vector<Flag> ReplayFlags() {
           {"seed", "N", "1", "of rows, acceptance and sample", CheckInt64},
           {"device", "DEVICE", "", "host or cuda:N; else the daemon's default"},
           PlaneFlag(),
+          {"prefix", nullptr, "", "prompts start from the longest prefix in the daemon's page store"},
+          {"publish-output", nullptr, "", "with --prefix: blocks of outputs are stored too"},
+          {"engines", "N", "1", "engines at a time, each with a cache and part of the requests", CheckInt32},
+          {"restart-engine-every", "N", "0",
+           "requests after which an engine is killed and replaced; 0: never", CheckInt64},
           {"json", nullptr, "", "print one JSON object instead of a table"}};
 }
 
@@ -130,6 +102,8 @@ absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
                                     {"blocks", 0},
                                     {"chunk-tokens", 1},
                                     {"sample", -1},
+                                    {"engines", 1},
+                                    {"restart-engine-every", 0},
                                     {"seed", 0}}) {
     if (auto status = CheckAtLeast(invocation, flag, least); !status.ok()) return status;
   }
@@ -155,7 +129,12 @@ absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
                               .chunk_tokens = invocation.Int32("chunk-tokens"),
                               .sampled_requests = std::min(
                                   count, sample >= 0 ? sample : std::max<std::int64_t>(8, (count + 49) / 50)),
-                              .seed = static_cast<std::uint64_t>(invocation.Int64("seed"))};
+                              .seed = static_cast<std::uint64_t>(invocation.Int64("seed")),
+                              .order = {},
+                              .publish_output = invocation.On("publish-output")};
+  if (options.publish_output && !invocation.On("prefix")) {
+    return absl::InvalidArgumentError("--publish-output: is of no use without --prefix");
+  }
   if (auto status = CheckReplay(requests, options); !status.ok()) return status;
   return options;
 }
@@ -163,27 +142,25 @@ absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
 int RunReplay(const Invocation& invocation) {
   const auto requests = ReadTrace(invocation.Text("trace"), invocation.Int64("requests"));
   if (!requests.ok()) return Fail(requests.status());
-  auto options = ReplayOptions(invocation, *requests);
+  const auto options = ReplayOptions(invocation, *requests);
   if (!options.ok()) return Fail(options.status());
-  const auto client = Client::Connect(invocation.Address());
-  if (!client.ok()) return Fail(client.status());
   const StopOnSignal stop_on_signal;
-  const auto plane = Plane::Create(*ParsePlane(invocation.Text("plane")), **client, UniqueName(),
-                                   invocation.Text("device"), options->geometry);
-  if (!plane.ok()) return Fail(plane.status());
-  const Cache& cache = (*plane)->cache();
-  options->geometry = cache.geometry;
-
-  PlaneTarget target(**client, **plane);
   absl::StatusOr<ReplayReport> report;
   {
     ProgressBar bar(stderr);
     const auto progress = [&bar](std::int64_t done, std::int64_t total, const SchedulerCounts& counts) {
       bar.Update(done, total, counts.finished);
     };
-    report = ReplayTrace(*requests, *options, target, progress, g_stop);
+    report = RunEngines(*requests,
+                        {.engine = *options,
+                         .address = invocation.Address(),
+                         .plane = *ParsePlane(invocation.Text("plane")),
+                         .device = invocation.Text("device"),
+                         .engines = invocation.Int32("engines"),
+                         .restart_every = invocation.Int64("restart-engine-every"),
+                         .prefix = invocation.On("prefix")},
+                        progress, g_stop);
   }
-  const absl::Status deleted = (*plane)->Delete();
 
   int code = 0;
   if (!report.ok()) {
@@ -191,15 +168,11 @@ int RunReplay(const Invocation& invocation) {
   } else {
     PrintReport(*report, *options, invocation.On("json"));
     if (report->interrupted) {
-      absl::FPrintF(stderr, "interrupted after %d of %d requests%s\n", report->counts.finished,
-                    requests->size(), deleted.ok() ? "; the cache is deleted" : "");
+      absl::FPrintF(stderr, "interrupted after %d of %d requests; the cache is deleted\n",
+                    report->counts.finished, requests->size());
       code = kInterrupted;
     }
     if (report->mismatch_count > 0) code = kFailure;
-  }
-  if (!deleted.ok()) {
-    absl::FPrintF(stderr, "cache %s is not deleted\n", cache.name);
-    code = Fail(deleted);
   }
   return FlushOutput(code);
 }

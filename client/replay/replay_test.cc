@@ -73,6 +73,9 @@ TEST(ReplayOptionsTest, BadOnesAreNamed) {
   EXPECT_THAT(error({"--block-size=96"}), HasSubstr("block size is 96"));
   EXPECT_THAT(error({"--cache-bytes=1KiB"}), HasSubstr("--cache-bytes=1KiB"));
   EXPECT_THAT(error({"--blocks=1"}), HasSubstr("--blocks=1"));
+  EXPECT_THAT(error({"--engines=0"}), HasSubstr("--engines=0"));
+  EXPECT_THAT(error({"--restart-engine-every=-1"}), HasSubstr("--restart-engine-every=-1"));
+  EXPECT_THAT(error({"--publish-output"}), HasSubstr("without --prefix"));
   EXPECT_THAT(error({"--cache-bytes=8KiB"}), HasSubstr("request 3 needs 17 blocks"));
 }
 

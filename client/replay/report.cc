@@ -27,12 +27,73 @@ std::string Line(const char* name, const std::string& value) {
 
 std::string Line(const char* name, std::int64_t value) { return Line(name, Grouped(value)); }
 
-std::string Line(const char* name, const LatencySummary& latency) {
-  if (latency.calls == 0) return "";
+// The value that `part` of them do not exceed; 0 of none.
+double Percentile(std::vector<double> us, double part) {
+  if (us.empty()) return 0;
+  const auto nth = us.begin() + static_cast<std::ptrdiff_t>(part * static_cast<double>(us.size() - 1));
+  std::nth_element(us.begin(), nth, us.end());
+  return *nth;
+}
+
+std::string LatencyLine(const char* name, const std::vector<double>& us) {
+  if (us.empty()) return "";
   return absl::StrFormat("  %-28s%20s  (%s calls)\n", name,
-                         absl::StrFormat("%s / %s", Grouped(static_cast<std::int64_t>(latency.p50_us)),
-                                         Grouped(static_cast<std::int64_t>(latency.p99_us))),
-                         Grouped(latency.calls));
+                         absl::StrFormat("%s / %s", Grouped(static_cast<std::int64_t>(Percentile(us, 0.5))),
+                                         Grouped(static_cast<std::int64_t>(Percentile(us, 0.99)))),
+                         Grouped(std::ssize(us)));
+}
+
+double Share(std::int64_t part, std::int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
+}
+
+std::string Percent(std::int64_t part, std::int64_t whole) {
+  return absl::StrFormat("%.2f %%", Share(part, whole) * 100);
+}
+
+std::string PrefixTable(const ReplayReport& report) {
+  const PrefixReport& p = *report.prefix;
+  const SchedulerCounts& c = report.counts;
+  std::string table = "page store\n";
+  table += Line("engines, with restarts", p.engines);
+  table += Line("hit rate, by prompt tokens", Percent(c.found_tokens, c.prompt_tokens));
+  table += Line("  of an infinite store", Percent(c.ever_found_tokens, c.prompt_tokens));
+  table += Line("tokens not recomputed", c.prefix_hit_tokens);
+  table += Line("pages loaded", p.loaded_pages);
+  table += Line("  bytes", p.loaded_bytes);
+  table += Line("  found, but bad", p.bad_pages);
+  table += Line("pages stored", p.stored_pages);
+  table += Line("  present before", p.present_pages);
+  table += Line("  dropped for want of room", p.dropped_pages);
+  for (const PrefixReport::Tier& tier : p.tiers) {
+    table += Line((tier.name + " evicted").c_str(), tier.evicted_pages);
+    table += Line("  copied down", tier.demoted_pages);
+    table += Line("  brought up", tier.promoted_pages);
+  }
+  return table;
+}
+
+void AddPrefix(const ReplayReport& report, nlohmann::ordered_json& json) {
+  const PrefixReport& p = *report.prefix;
+  const SchedulerCounts& c = report.counts;
+  json["hit_rate"] = Share(c.found_tokens, c.prompt_tokens);
+  json["infinite_hit_rate"] = Share(c.ever_found_tokens, c.prompt_tokens);
+  json["found_tokens"] = c.found_tokens;
+  json["loaded_pages"] = p.loaded_pages;
+  json["loaded_bytes"] = p.loaded_bytes;
+  json["bad_pages"] = p.bad_pages;
+  json["stored_pages"] = p.stored_pages;
+  json["present_pages"] = p.present_pages;
+  json["dropped_pages"] = p.dropped_pages;
+  json["engines"] = p.engines;
+  auto& tiers = json["tiers"] = nlohmann::ordered_json::array();
+  for (const PrefixReport::Tier& tier : p.tiers) {
+    tiers.push_back({{"name", tier.name},
+                     {"evicted_pages", tier.evicted_pages},
+                     {"demoted_pages", tier.demoted_pages},
+                     {"promoted_pages", tier.promoted_pages}});
+  }
+  json["loaded_regions_compared"] = report.checked_loaded_regions;
 }
 
 std::int64_t PerSecond(std::int64_t count, double seconds) {
@@ -85,20 +146,23 @@ std::string FormatTable(const ReplayReport& report, const EngineOptions& options
   table += Line("steps", report.steps);
   table += Line("wall time, s", absl::StrFormat("%.1f", report.wall_seconds));
   table += Line("computed tokens/s", PerSecond(c.computed_rows, report.wall_seconds));
-  table += Line("prefill RPC p50/p99, us", report.prefill);
-  table += Line(g.k > 0 ? "verify RPC p50/p99, us" : "decode RPC p50/p99, us", report.decode);
+  table += LatencyLine("prefill RPC p50/p99, us", report.prefill_us);
+  table += LatencyLine(g.k > 0 ? "verify RPC p50/p99, us" : "decode RPC p50/p99, us", report.decode_us);
   table += Line("requests checked", report.sampled_requests);
   table += Line("  regions compared", report.checked_regions);
+  if (report.prefix) table += Line("    of them loaded", report.checked_loaded_regions);
   table += Line("  ring rows compared", report.checked_ring_rows);
   table += Line("  mismatches", report.mismatch_count);
+  if (report.prefix) table += PrefixTable(report);
   return table;
 }
 
 std::string FormatJson(const ReplayReport& report, const EngineOptions& options) {
   const SchedulerCounts& c = report.counts;
   const CacheGeometry& g = options.geometry;
-  const auto latency = [](const LatencySummary& l) {
-    return nlohmann::ordered_json{{"calls", l.calls}, {"p50_us", l.p50_us}, {"p99_us", l.p99_us}};
+  const auto latency = [](const std::vector<double>& us) {
+    return nlohmann::ordered_json{
+        {"calls", us.size()}, {"p50_us", Percentile(us, 0.5)}, {"p99_us", Percentile(us, 0.99)}};
   };
   auto mismatches = nlohmann::ordered_json::array();
   for (const Mismatch& m : report.mismatches) {
@@ -107,7 +171,7 @@ std::string FormatJson(const ReplayReport& report, const EngineOptions& options)
     entry["what"] = m.what;
     mismatches.push_back(std::move(entry));
   }
-  const nlohmann::ordered_json json{
+  nlohmann::ordered_json json{
       {"layers", g.layers},
       {"block_size", g.block_size},
       {"blocks", g.blocks},
@@ -124,8 +188,8 @@ std::string FormatJson(const ReplayReport& report, const EngineOptions& options)
       {"steps", report.steps},
       {"wall_seconds", report.wall_seconds},
       {"computed_tokens_per_second", PerSecond(c.computed_rows, report.wall_seconds)},
-      {"prefill_rpc", latency(report.prefill)},
-      {g.k > 0 ? "verify_rpc" : "decode_rpc", latency(report.decode)},
+      {"prefill_rpc", latency(report.prefill_us)},
+      {g.k > 0 ? "verify_rpc" : "decode_rpc", latency(report.decode_us)},
       {"requests_checked", report.sampled_requests},
       {"regions_compared", report.checked_regions},
       {"ring_rows_compared", report.checked_ring_rows},
@@ -133,6 +197,7 @@ std::string FormatJson(const ReplayReport& report, const EngineOptions& options)
       {"first_mismatches", std::move(mismatches)},
       {"interrupted", report.interrupted},
   };
+  if (report.prefix) AddPrefix(report, json);
   return json.dump() + "\n";
 }
 

@@ -59,6 +59,12 @@ RowKey WrongDraftRow(std::int64_t request_index, std::int64_t position, std::int
           static_cast<std::uint64_t>(attempt) << 32 | static_cast<std::uint64_t>(position)};
 }
 
+std::uint64_t PromptBlockKey(const TraceRequest& request, std::int64_t block, std::int64_t block_size) {
+  const std::int64_t blocks_per_chunk = kTraceChunkTokens / block_size;
+  const std::int64_t id = request.hash_ids[static_cast<std::size_t>(block / blocks_per_chunk)];
+  return static_cast<std::uint64_t>(id * blocks_per_chunk + block % blocks_per_chunk);
+}
+
 void FillRow(std::uint64_t seed, RowKey key, std::int32_t layer, std::uint16_t* out) {
   const std::uint64_t state = MixBits(seed, key.source, key.index, static_cast<std::uint64_t>(layer));
   // Most rows: |z| below 1 to 16, so every weight counts; one in 64: up to 128, where many underflow.

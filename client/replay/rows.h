@@ -30,6 +30,10 @@ RowKey TokenRow(const TraceRequest& request, std::int64_t request_index, std::in
 // The row of a draft that is not the request's token at this position. `attempt` tells tries apart.
 RowKey WrongDraftRow(std::int64_t request_index, std::int64_t position, std::int64_t attempt);
 
+// What a whole block of a prompt is known by. Equal keys, equal prefixes up to and including the block: equal
+// hash ids mean that, so no chain is needed.
+std::uint64_t PromptBlockKey(const TraceRequest& request, std::int64_t block, std::int64_t block_size);
+
 // Writes the row's kRowElements bf16 values, key then z.
 void FillRow(std::uint64_t seed, RowKey key, std::int32_t layer, std::uint16_t* out);
 

@@ -1,23 +1,13 @@
 #include "client/replay/scheduler.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "kernels/layout.h"
 
 namespace kvsummary {
-namespace {
-
-// What a full block of a prompt is found by. Equal hash ids mean equal prefixes, so no chain is needed.
-std::uint64_t BlockKey(const TraceRequest& trace, std::int64_t block, std::int64_t block_size) {
-  const std::int64_t blocks_per_chunk = kTraceChunkTokens / block_size;
-  const std::int64_t id = trace.hash_ids[static_cast<std::size_t>(block / blocks_per_chunk)];
-  return static_cast<std::uint64_t>(id * blocks_per_chunk + block % blocks_per_chunk);
-}
-
-}  // namespace
-
 struct Scheduler::Request {
   const TraceRequest* trace = nullptr;
   std::int64_t index = 0;
@@ -26,7 +16,9 @@ struct Scheduler::Request {
   std::int64_t computed = 0;        // rows applied
   std::int64_t lost = 0;            // rows applied before a preemption
   std::int64_t attempt = 0;         // verify steps so far
-  std::int64_t published = 0;       // prompt blocks found or published
+  std::int64_t published = 0;       // blocks found or published
+  std::int64_t loaded = 0;          // blocks that came from the prefix store
+  bool looked_up = false;           // counted as found
   std::int64_t ring_block = 0;
   std::vector<std::int64_t> blocks;
 
@@ -62,14 +54,18 @@ absl::Status Scheduler::Check(std::span<const TraceRequest> requests, const Sche
 
 Scheduler::Scheduler(std::span<const TraceRequest> requests, const SchedulerOptions& options)
     : requests_(requests), options_(options), pool_(options.blocks) {
+  if (options_.order.empty()) {
+    options_.order.resize(requests.size());
+    std::iota(options_.order.begin(), options_.order.end(), 0);
+  }
   for (std::int64_t ring = options.concurrency; ring > 0; --ring) free_rings_.push_back(ring);
 }
 
 Scheduler::~Scheduler() = default;
 
-bool Scheduler::Next(Step& step) {
+absl::StatusOr<bool> Scheduler::Next(Step& step) {
   step = Step();
-  if (running_.empty() && requeued_.empty() && next_request_ == std::ssize(requests_)) return false;
+  if (running_.empty() && requeued_.empty() && next_request_ == std::ssize(options_.order)) return false;
 
   const std::int64_t preemptions = counts_.preemptions;
   std::int64_t budget = options_.chunk_tokens;
@@ -92,8 +88,11 @@ bool Scheduler::Next(Step& step) {
     } else {
       PlanDecode(r, step.decode);
     }
+    PublishBlocks(r, step);
   }
-  if (counts_.preemptions == preemptions) Admit(budget, step);
+  if (counts_.preemptions == preemptions) {
+    if (auto status = Admit(budget, step); !status.ok()) return status;
+  }
   Finish(step);
   return true;
 }
@@ -106,27 +105,60 @@ bool Scheduler::Reserve(Request& r, std::int64_t tokens) {
   return true;
 }
 
-void Scheduler::Admit(std::int64_t budget, Step& step) {
+absl::Status Scheduler::Admit(std::int64_t budget, Step& step) {
   while (budget > 0 && std::ssize(running_) < options_.concurrency) {
     std::unique_ptr<Request> r = NextWaiting();
-    if (!r) return;
-    AcquirePrefix(*r);
-    const std::int64_t found = r->published * options_.block_size;
-    const std::int64_t chunk = std::min(budget, r->prefill_target - found);
-    if (!Reserve(*r, found + chunk)) {
+    if (!r) break;
+    const auto room = StartWithPrefix(*r, budget);
+    if (!room.ok()) return room.status();
+    if (!*room) {
       ReleaseAll(*r);
       requeued_.push_front(std::move(r));
-      return;
+      break;
     }
-    r->computed = found;
     r->ring_block = free_rings_.back();
     free_rings_.pop_back();
-    counts_.prefix_hit_tokens += std::max<std::int64_t>(0, found - r->lost);
-    counts_.recomputed_rows += std::max<std::int64_t>(0, r->lost - found);
+    counts_.prefix_hit_tokens += std::max<std::int64_t>(0, r->computed - r->lost);
+    counts_.recomputed_rows += std::max<std::int64_t>(0, r->lost - r->computed);
+    const std::int64_t chunk = std::min(budget, r->prefill_target - r->computed);
     PlanPrefill(*r, chunk, step.prefill);
+    PublishBlocks(*r, step);
     budget -= chunk;
     running_.push_back(std::move(r));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Scheduler::StartWithPrefix(Request& r, std::int64_t budget) {
+  // The last token is always computed: its output is the next token.
+  const std::int64_t usable =
+      std::min<std::int64_t>(r.trace->input_length, r.prefill_target - 1) / options_.block_size;
+  const auto reserve = [&](std::int64_t found) {
+    r.computed = found * options_.block_size;
+    return Reserve(r, r.computed + std::min(budget, r.prefill_target - r.computed));
+  };
+  if (options_.prefixes == nullptr) {
+    AcquirePrefix(r, usable);
+    return reserve(r.published);
+  }
+  if (!reserve(0)) return false;  // there is room for no prefix
+  const auto found = options_.prefixes->Find(r.index);
+  if (!found.ok()) return found.status();
+  const std::int64_t wanted = std::min(found->blocks, usable);
+  if (!reserve(wanted)) {
+    if (auto status = options_.prefixes->Drop(); !status.ok()) return status;
+    return false;
+  }
+  const auto loaded = options_.prefixes->Load(std::span(r.blocks).first(static_cast<std::size_t>(wanted)));
+  if (!loaded.ok()) return loaded.status();
+  r.published = r.loaded = *loaded;
+  r.computed = r.loaded * options_.block_size;
+  if (!r.looked_up) {
+    counts_.found_tokens += found->blocks * options_.block_size;
+    counts_.ever_found_tokens += found->ever * options_.block_size;
+    r.looked_up = true;
+  }
+  return true;
 }
 
 std::unique_ptr<Scheduler::Request> Scheduler::NextWaiting() {
@@ -135,9 +167,9 @@ std::unique_ptr<Scheduler::Request> Scheduler::NextWaiting() {
     requeued_.pop_front();
     return r;
   }
-  if (next_request_ == std::ssize(requests_)) return nullptr;
+  if (next_request_ == std::ssize(options_.order)) return nullptr;
   auto r = std::make_unique<Request>();
-  r->index = next_request_++;
+  r->index = options_.order[static_cast<std::size_t>(next_request_++)];
   r->trace = &requests_[static_cast<std::size_t>(r->index)];
   r->rows = r->trace->rows();
   r->prefill_target = r->trace->input_length;
@@ -146,12 +178,9 @@ std::unique_ptr<Scheduler::Request> Scheduler::NextWaiting() {
   return r;
 }
 
-void Scheduler::AcquirePrefix(Request& r) {
-  // The last token is always computed: its output is the next token.
-  const std::int64_t usable =
-      std::min<std::int64_t>(r.trace->input_length, r.prefill_target - 1) / options_.block_size;
+void Scheduler::AcquirePrefix(Request& r, std::int64_t usable) {
   for (r.published = 0; r.published < usable; ++r.published) {
-    const auto block = pool_.Acquire(BlockKey(*r.trace, r.published, options_.block_size));
+    const auto block = pool_.Acquire(PromptBlockKey(*r.trace, r.published, options_.block_size));
     if (!block) return;
     r.blocks.push_back(*block);
   }
@@ -181,11 +210,21 @@ void Scheduler::PlanPrefill(Request& r, std::int64_t rows, PlannedUpdate& update
   update.query_start_loc.push_back(static_cast<std::int32_t>(update.rows()));
   r.computed = end;
   counts_.computed_rows += rows;
+}
 
-  const std::int64_t full = std::min<std::int64_t>(end, r.trace->input_length) / options_.block_size;
-  for (; r.published < full; ++r.published) {
-    pool_.Publish(r.blocks[static_cast<std::size_t>(r.published)],
-                  BlockKey(*r.trace, r.published, options_.block_size));
+void Scheduler::PublishBlocks(Request& r, Step& step) {
+  const std::int64_t tokens =
+      options_.publish_output ? r.computed : std::min<std::int64_t>(r.computed, r.trace->input_length);
+  const std::int64_t full = tokens / options_.block_size;
+  if (options_.prefixes == nullptr) {
+    for (; r.published < full; ++r.published) {
+      pool_.Publish(r.blocks[static_cast<std::size_t>(r.published)],
+                    PromptBlockKey(*r.trace, r.published, options_.block_size));
+    }
+  } else if (r.published < full) {
+    step.published.push_back(
+        {r.index, r.published, {r.blocks.begin() + r.published, r.blocks.begin() + full}, r.computed});
+    r.published = full;
   }
 }
 
@@ -223,7 +262,7 @@ void Scheduler::Finish(Step& step) {
                                               [](const auto& r) { return r->computed < r->rows; });
   for (auto it = finished; it != running_.end(); ++it) {
     Request& r = **it;
-    step.finished.push_back({r.index, r.rows, r.ring_block, r.blocks});
+    step.finished.push_back({r.index, r.rows, r.ring_block, r.loaded, r.blocks});
     ReleaseAll(r);
     free_rings_.push_back(r.ring_block);
     counts_.finished += 1;

@@ -55,7 +55,7 @@ class ModelEngine {
 
   void Run() {
     Step step;
-    while (scheduler_.Next(step)) {
+    while (*scheduler_.Next(step)) {
       ++steps_;
       ASSERT_GT(step.prefill.rows() + step.decode.rows(), 0) << "a step without work";
       ASSERT_LE(step.prefill.rows(), options_.chunk_tokens);
@@ -198,7 +198,7 @@ TEST(SchedulerTest, RequestsAreAdmittedInOrderUpToTheConcurrency) {
   Scheduler scheduler(trace, options);
   std::vector<std::int64_t> order;
   Step step;
-  while (scheduler.Next(step)) {
+  while (*scheduler.Next(step)) {
     for (const auto& finished : step.finished) order.push_back(finished.request);
   }
   EXPECT_TRUE(std::ranges::is_sorted(order));
@@ -212,13 +212,13 @@ TEST(SchedulerTest, IsAFunctionOfItsOptions) {
   Scheduler a(trace, options);
   Scheduler b(trace, options);
   Step step_a, step_b;
-  while (a.Next(step_a)) {
-    ASSERT_TRUE(b.Next(step_b));
+  while (*a.Next(step_a)) {
+    ASSERT_TRUE(*b.Next(step_b));
     ASSERT_EQ(step_a.decode.slots, step_b.decode.slots);
     ASSERT_EQ(step_a.decode.keys, step_b.decode.keys);
     ASSERT_EQ(step_a.prefill.slots, step_b.prefill.slots);
   }
-  ASSERT_FALSE(b.Next(step_b));
+  ASSERT_FALSE(*b.Next(step_b));
 }
 
 TEST(SchedulerTest, RefusesWhatCannotRun) {
