@@ -172,8 +172,6 @@ ClientSession::~ClientSession() = default;
 
 const std::string& ClientSession::id() const { return impl_->id; }
 Client::Impl& ClientSession::client() const { return impl_->client; }
-
-const std::string& ClientSession::id() const { return impl_->id; }
 const std::string& ClientSession::descriptor_socket() const { return impl_->descriptor_socket; }
 
 bool ClientSession::lost() const {

@@ -155,7 +155,6 @@ class ClientSession {
   friend class Client;
   struct Impl;
   explicit ClientSession(std::unique_ptr<Impl> impl);
-  const std::string& id() const;
   Client::Impl& client() const;
   std::unique_ptr<Impl> impl_;
 };

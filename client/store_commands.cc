@@ -20,7 +20,8 @@ int RunStats(const Invocation& invocation) {
     return FlushOutput(0);
   }
   // "/store/tiers/0/pages" as store.tiers.0.pages
-  for (const auto& [path, value] : nlohmann::ordered_json::parse(*stats).flatten().items()) {
+  const nlohmann::ordered_json flat = nlohmann::ordered_json::parse(*stats).flatten();
+  for (const auto& [path, value] : flat.items()) {
     std::string name = path.substr(1);
     std::replace(name.begin(), name.end(), '/', '.');
     absl::PrintF("%-32s %s\n", name, value.is_string() ? value.get<std::string>() : value.dump());

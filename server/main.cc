@@ -78,6 +78,10 @@ int Run(const Config& config) {
     spdlog::error("{}", std::string(server.status().message()));
     return absl::IsInvalidArgument(server.status()) ? 2 : 1;  // 2: a --listen that is no address
   }
+  if (config.host_store_bytes > 0 || config.gpu_store_bytes > 0) {
+    spdlog::info("page store: {} of the host, {} of each GPU", FormatBytes(config.host_store_bytes),
+                 FormatBytes(config.gpu_store_bytes));
+  }
   for (const std::string& address : (*server)->addresses()) {
     spdlog::info("listening on {}", address);
     std::printf("listening on %s\n", address.c_str());

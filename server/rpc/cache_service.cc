@@ -110,7 +110,7 @@ class ReadReactor final : public grpc::ServerWriteReactor<Reply> {
 
   void Awaited(const absl::Status& outcome) {
     if (outcome.ok()) return OnGrpcThread([this] { Next(); });
-    this->Finish(ToGrpc(outcome));
+    this->Finish(ToGrpc(OfCounter(outcome)));
   }
 
   void Next() {

@@ -25,4 +25,9 @@ absl::StatusOr<std::optional<Counter>> FindCounter(const Session& session, bool 
                      field);
 }
 
+absl::Status OfCounter(const absl::Status& outcome) {
+  const bool ended = RefusalReason(outcome) == ReasonName(Reason::SESSION_ENDED);
+  return ended ? AtField(outcome, "session_id") : outcome;
+}
+
 }  // namespace kvsummary

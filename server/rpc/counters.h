@@ -25,5 +25,7 @@ absl::StatusOr<std::optional<Counter>> FindCounter(const Session& session,
                                                    const std::string& field);
 absl::StatusOr<std::optional<Counter>> FindCounter(const Session& session, bool present,
                                                    const v1::CounterValue& counter, const std::string& field);
+// What a wait has ended with, in the terms of a request that has its session in `session_id`.
+absl::Status OfCounter(const absl::Status& outcome);
 
 }  // namespace kvsummary

@@ -207,7 +207,7 @@ TEST_F(PrefixOrderTest, APublishWhoseSessionEndsLeavesNothing) {
   while (Pinned() == 0) std::this_thread::yield();  // room is taken, nothing is copied
   EXPECT_EQ(b.MustLookup(HashesOf(1, 0, 2)).hit_blocks(), 0);
   a.client.Close();
-  AwaitSessions(1);
+  AwaitDetached(a.cache.name());
   executor.set_value();
   EXPECT_EQ(ReasonOf(Finish(call)), "SESSION_ENDED");
   EXPECT_EQ(b.MustLookup(HashesOf(1, 0, 2)).hit_blocks(), 0);
@@ -230,11 +230,12 @@ TEST_F(PrefixOrderTest, ALoadDoesNotOutliveItsSessionIntoTheNextGeneration) {
       std::async(std::launch::async, [&] { return a.Load(a.LoadRequest(hit.lease_id(), 0, {5}), &reply); });
   while (clock_reads_ == reads) std::this_thread::yield();
   a.client.Close();
-  AwaitSessions(1);
+  AwaitDetached(a.cache.name());
   v1::CacheInfo taken;
-  while (ReasonOf(b.client.Attach(a.cache.name(), &taken)) != "OK") std::this_thread::yield();
+  auto attach = std::async(std::launch::async, [&] { return b.client.Attach(a.cache.name(), &taken); });
   executor.set_value();
   EXPECT_EQ(ReasonOf(Finish(call)), "SESSION_ENDED");
+  ASSERT_EQ(ReasonOf(Finish(attach)), "OK");
   b.cache = taken.cache();
   EXPECT_EQ(b.Read(5), std::string(kPageBytes, '\0'));
   ExpectClean();

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kvsummary/v1/prefix.grpc.pb.h"
-#include "server/error.h"
 #include "server/rpc/counters.h"
 #include "server/rpc/event_stream.h"
 #include "server/rpc/grpc_thread.h"
@@ -52,12 +51,8 @@ class MoveReactor : public grpc::ServerUnaryReactor {
   virtual void Move() = 0;
 
   void Awaited(const absl::Status& outcome) {
-    if (absl::IsCancelled(outcome)) return Finish(grpc::Status::CANCELLED);
-    if (RefusalReason(outcome) == ReasonName(Reason::SESSION_ENDED)) {
-      return End(AtField(outcome, "session_id"));
-    }
-    if (!outcome.ok()) return End(outcome);
-    OnGrpcThread([this] { Move(); });
+    if (outcome.ok()) return OnGrpcThread([this] { Move(); });
+    End(OfCounter(outcome));
   }
 
   const PrefixContext context_;

@@ -271,7 +271,7 @@ TEST_F(PrefixTest, PagesOfSeveralMemoriesAreStoredWhole) {
   auto bind = a.BindRequest();
   auto* views = bind.add_groups();
   auto* summaries = views->add_views();
-  summaries->set_block_stride_bytes(kPageBytes);
+  summaries->set_block_stride_bytes(a.block_stride);
   summaries->set_bytes_per_block(kPageBytes);
   auto* companion = views->add_views();  // block b at 8 + 3000 b
   companion->set_buffer_id(id);
@@ -325,6 +325,7 @@ TEST_F(PrefixTest, EveryBlockSizeGoesThroughTheStore) {
     create.set_name("blocks-" + std::to_string(block_size));
     create.set_session_id(a.client.session_id);
     create.mutable_geometry()->set_block_size(block_size);
+    create.mutable_geometry()->set_block_stride(0);
     v1::CreateCacheResponse created;
     grpc::ClientContext create_context;
     ASSERT_EQ(ReasonOf(a.client.caches->CreateCache(&create_context, create, &created)), "OK");

@@ -49,6 +49,7 @@ inline std::string PageOf(int content, std::int64_t bytes = kPageBytes) {
 struct Worker {
   TestClient client;
   v1::CacheRef cache;
+  std::int64_t block_stride = 0;  // of the cache
   std::uint64_t name_space = 0;
 
   explicit Worker(const std::string& address) : client(address) {}
@@ -238,6 +239,7 @@ class PrefixTest : public ::testing::Test {
     EXPECT_EQ(ReasonOf(worker.client.Open("worker")), "OK");
     EXPECT_EQ(ReasonOf(worker.client.Create("worker-" + std::to_string(++made_), &info)), "OK");
     worker.cache = info.cache();
+    worker.block_stride = info.geometry().block_stride();
     EXPECT_EQ(ReasonOf(worker.Declare(worker.DeclareRequest(salt), &worker.name_space)), "OK");
     EXPECT_EQ(ReasonOf(worker.Bind(worker.BindRequest())), "OK");
     return worker;
@@ -265,6 +267,11 @@ class PrefixTest : public ::testing::Test {
   }
   void AwaitSessions(std::size_t count) {
     while (server_->sessions().List().size() != count) std::this_thread::yield();
+  }
+
+  // After that the store has taken note that the cache's session has ended.
+  void AwaitDetached(const std::string& name) {
+    while ((*caches_->Find(name))->attached()) std::this_thread::yield();
   }
 
   // Holds the host's executor: what is queued there happens when the answer is set.

@@ -274,8 +274,8 @@ TEST_F(PageStoreTest, ALeaseEndsAtItsDeadlineUnlessItIsRenewed) {
   Make({.host_bytes = 1 << 20, .max_lease = milliseconds(1000)});
   const NamespaceId ns = Declare(SimpleSpec());
   Store(ns, SimpleSpec(), device(0), 1, 4);
-  LookupArgs args{
-      .session = kSession, .name_space = ns, .hashes = HashesOf(1, 0, 4), .lease = milliseconds(300)};
+  const std::string hashes = HashesOf(1, 0, 4);
+  LookupArgs args{.session = kSession, .name_space = ns, .hashes = hashes, .lease = milliseconds(300)};
   const auto hit = store_->Lookup(args);
   EXPECT_EQ(hit->lease_time, milliseconds(300));
   args.lease = milliseconds(5000);

@@ -55,9 +55,9 @@ test_tiers_and_policies_serve_the_same_bytes() {
   local address policy
   for policy in lru s3fifo; do
     address=unix:$dir/$policy
-    serve "$policy" "$address" --host-store-bytes=6MiB --gpu-store-bytes=2MiB --store-policy="$policy"
-    replay "$address" --requests=60 --concurrency=8 --sample=60
-    replay "$address" --requests=60 --concurrency=8 --sample=60
+    serve "$policy" "$address" --host-store-bytes=3MiB --gpu-store-bytes=1MiB --store-policy="$policy"
+    replay "$address" --requests=24 --concurrency=8 --sample=24
+    replay "$address" --requests=24 --concurrency=8 --sample=24
     is "$(field "$dir/out" .tiers.0.evicted_pages) > 0"
     is "$(field "$dir/out" .tiers.1.demoted_pages) > 0"
     expect_code 0 ctl "$address" check
@@ -69,9 +69,9 @@ test_engines_that_are_killed_and_replaced_go_on_from_the_store() {
   local address=unix:$dir/s plane
   serve daemon "$address" --host-store-bytes=64MiB
   for plane in inline shared direct; do
-    replay "$address" --requests=30 --engines=3 --concurrency=4 --restart-engine-every=3 --publish-output --k=3 \
-      --plane="$plane" --device=host --sample=30
-    is "$(field "$dir/out" .requests) == 30 and $(field "$dir/out" .engines) > 3"
+    replay "$address" --requests=18 --engines=3 --concurrency=4 --restart-engine-every=2 --publish-output --k=3 \
+      --plane="$plane" --device=host --sample=18
+    is "$(field "$dir/out" .requests) == 18 and $(field "$dir/out" .engines) > 3"
   done
   expect_code 0 ctl "$address" caches
   ! grep -q replay "$dir/out" || die "a replay left a cache behind"

@@ -5,9 +5,10 @@
 #   KVS_ONLY="kills bench" tests/gpu/run.sh FOLDER      some of the parts
 #
 # FOLDER holds binaries built with --config=portable, plain or as NAME.xz: summaryd, summaryctl, gpu_check,
-# gpu_copy_check, gpu_device_check, gpu_store_check, cuda_memory_test, direct_check, daemon_check, bench_planes, libkvsummary.so.1.
+# gpu_copy_check, gpu_device_check, gpu_store_check, cuda_memory_test, direct_check, daemon_check, bench_planes, churn, libkvsummary.so.1.
 # Parts: planes (conformance and replay on a daemon), memory (what a daemon takes), torch (needs a python3 with
-# torch), kills, bench (the last two without and with MPS), kernels, device (what needs no daemon).
+# torch), kills, bench (the last two without and with MPS), prefix (engines and clients at random on a daemon with a
+# page store, for $CHURN_SECONDS, 60), kernels, device, store (what needs no daemon).
 # Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
 # `N passed, N failed`.
 set -u
@@ -75,8 +76,8 @@ sanitize() {
 export SUMMARYD_ADDRESS=unix:$work/summaryd.sock
 ctl() { timeout 280 "$work/summaryctl" "$@"; }
 check_daemon() { timeout 200 "$work/daemon_check" "$@"; }
-start_daemon() {
-  "$work/summaryd" --listen="$SUMMARYD_ADDRESS" >>"$logs/summaryd.log" 2>&1 &
+start_daemon() { # start_daemon FLAG...
+  "$work/summaryd" --listen="$SUMMARYD_ADDRESS" "$@" >>"$logs/summaryd.log" 2>&1 &
   daemon=$!
   step "ping${mps:+_mps}" ctl ping
 }
@@ -122,6 +123,18 @@ part_planes() {
   step replay ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=4 --sample=40
   step replay_verify ctl replay --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 --layers=3 --k=3 \
     --requests=100 --cache-bytes=16MiB --sample=40
+  stop_daemon
+}
+
+part_prefix() {
+  start_daemon --gpu-store-bytes=8MiB --host-store-bytes=32MiB --max-lease=20
+  for plane in inline direct; do
+    step "replay_prefix_$plane" ctl replay --prefix --trace="$root/tests/data/traces/excerpt.jsonl" --device=cuda:0 \
+      --layers=2 --requests=60 --engines=2 --restart-engine-every=10 --k=3 --cache-bytes=64MiB --sample=60 \
+      --plane="$plane"
+  done
+  show churn timeout 280 "$work/churn" --address="$SUMMARYD_ADDRESS" --device=cuda:0 --seconds="${CHURN_SECONDS-60}"
+  step check ctl check
   stop_daemon
 }
 
@@ -201,7 +214,7 @@ part_store() {
   show gpu_store_check timeout 120 "$work/gpu_store_check"
 }
 
-for part in ${KVS_ONLY:-planes memory torch kills bench device store kernels}; do
+for part in ${KVS_ONLY:-planes prefix memory torch kills bench device store kernels}; do
   if ! declare -F "part_$part" >/dev/null; then
     fail "there is no part $part"
     continue
