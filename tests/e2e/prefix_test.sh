@@ -39,6 +39,8 @@ test_a_second_run_starts_from_what_the_first_has_published() {
   expect_text clean
   expect_code 0 ctl "$address" stats --json
   is "$(field "$dir/out" .store.pages) > 0 and $(field "$dir/out" .store.leases) == 0"
+  expect_code 0 ctl "$address" stats
+  expect_text store.tiers.0.capacity_bytes
   expect_code 0 ctl "$address" namespaces
   expect_text replay
 }
@@ -84,7 +86,8 @@ test_engines_that_are_killed_and_replaced_go_on_from_the_store() {
 test_an_engine_that_is_killed_leaves_nothing_pinned() {
   local address=unix:$dir/s replay
   serve daemon "$address" --host-store-bytes=16MiB
-  ctl "$address" replay --prefix --trace="$trace" --layers=4 --cache-bytes=64MiB > "$dir/replay.log" 2>&1 &
+  "$summaryctl" --address="$address" replay --prefix --trace="$trace" --layers=4 --cache-bytes=64MiB \
+    > "$dir/replay.log" 2>&1 &
   replay=$!
   until ctl "$address" stats --json > "$dir/stats" && [[ $(field "$dir/stats" .store.pages) -gt 100 ]]; do
     kill -0 "$replay" || die "the replay ended early: $(cat "$dir/replay.log")"
