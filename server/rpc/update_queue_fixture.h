@@ -180,7 +180,8 @@ class UpdateQueueTest : public ::testing::Test {
     entry.ring_bases = ArrayOf(worker, kBases, count);
     return entry;
   }
-  static QueueEntry Ordered(QueueEntry entry, const Worker& worker, std::uint64_t value) {
+  static QueueEntry Ordered(const QueueEntry& unordered, const Worker& worker, std::uint64_t value) {
+    QueueEntry entry = unordered;
     entry.ready = {worker.buffer_id, kReady, value};
     entry.done = {worker.buffer_id, kDone, value};
     return entry;
