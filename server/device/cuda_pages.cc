@@ -42,6 +42,12 @@ bool CudaPageStage::Did(cudaError_t error) {
 }
 
 bool CudaPageStage::Reserve(std::size_t bytes) {
+  // That there is no memory now is no fault of the device's: an engine may have taken all of it.
+  const auto took = [this](cudaError_t error) {
+    if (error != cudaErrorMemoryAllocation) return Did(error);
+    cudaGetLastError();
+    return false;
+  };
   if (start_ == nullptr && !(Did(cudaEventCreate(&start_)) && Did(cudaEventCreate(&end_)))) return false;
   if (bytes <= bytes_) return true;
   std::size_t wanted = kMinStageBytes;
@@ -53,9 +59,9 @@ bool CudaPageStage::Reserve(std::size_t bytes) {
   bytes_ = 0;
   void* device = nullptr;
   void* host = nullptr;
-  if (!Did(cudaMalloc(&device, wanted))) return false;
+  if (!took(cudaMalloc(&device, wanted))) return false;
   device_ = static_cast<char*>(device);
-  if (!Did(cudaHostAlloc(&host, wanted, cudaHostAllocDefault))) return false;
+  if (!took(cudaHostAlloc(&host, wanted, cudaHostAllocDefault))) return false;
   host_ = static_cast<char*>(host);
   bytes_ = wanted;
   return true;
@@ -77,7 +83,11 @@ absl::StatusOr<std::chrono::nanoseconds> CudaPageStage::Move(cudaStream_t stream
   const std::size_t views_bytes = Bytes(static_cast<std::size_t>(from.view_count), sizeof(PageView));
   const std::size_t ids_bytes = Bytes(from_blocks.size(), sizeof(std::int64_t));
   const std::size_t bytes = kCounterBytes + 2 * (views_bytes + ids_bytes);
-  if (!Reserve(bytes)) return failed();
+  if (!Reserve(bytes)) {
+    if (error_ != cudaSuccess) return failed();
+    return Refuse(Reason::OUT_OF_MEMORY, "",
+                  absl::StrFormat("no %d bytes for the views and ids of a movement", bytes));
+  }
 
   std::size_t offset = kCounterBytes;
   const auto stage = [&](const auto* values, std::size_t count, std::size_t room) {

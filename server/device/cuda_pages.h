@@ -22,7 +22,8 @@ absl::StatusOr<std::shared_ptr<void>> MapCudaHost(const CudaDeviceId& device, vo
 // context is current in every call. Pages are not staged.
 class CudaPageStage {
  public:
-  // As Device::MovePages. When a CUDA call fails the answer is an error, and error() tells which.
+  // As Device::MovePages. When a CUDA call fails the answer is an error, and error() tells which. When there
+  // is no memory for views and ids it is OUT_OF_MEMORY, and no error(): the next movement may have it.
   absl::StatusOr<std::chrono::nanoseconds> Move(cudaStream_t stream, const PageSet& from,
                                                 std::span<const std::int64_t> from_blocks, const PageSet& to,
                                                 std::span<const std::int64_t> to_blocks);
@@ -31,8 +32,9 @@ class CudaPageStage {
   void Free();
 
  private:
-  // Each returns whether the CUDA call succeeded, and keeps its error.
+  // Whether the CUDA call succeeded; keeps its error.
   bool Did(cudaError_t error);
+  // The same of its calls, but for a lack of memory, which it does not keep.
   bool Reserve(std::size_t bytes);
 
   cudaError_t error_ = cudaSuccess;  // the first
