@@ -30,15 +30,16 @@ absl::Status Catalog::PlanLoad(LoadPlan& plan, Clock::time_point now) {
   for (std::size_t l = 0; l < args.groups.size(); ++l) {
     const LoadGroup& list = args.groups[l];
     const Lease::Group& leased = lease->groups[static_cast<std::size_t>(list.group)];
-    const std::int64_t first = list.first_block_index - leased.first_block_index;
+    const std::int64_t begin = leased.first_block_index;
+    const std::int64_t end = begin + static_cast<std::int64_t>(leased.entries.size());
     for (std::size_t i = 0; i < list.block_ids.size(); ++i) {
-      const auto at = first + static_cast<std::int64_t>(i);
-      if (list.block_ids[i] >= 0 && (first < 0 || at >= static_cast<std::int64_t>(leased.entries.size()))) {
+      // The request's index may be any number: nothing is added to it before it is known to be small.
+      const bool leased_too =
+          list.first_block_index >= begin && list.first_block_index < end - static_cast<std::int64_t>(i);
+      if (list.block_ids[i] >= 0 && !leased_too) {
         return Refuse(
             Reason::BLOCK_NOT_LEASED, absl::StrCat("groups[", l, "].block_ids[", i, "]"),
-            absl::StrFormat("the lease covers blocks %d to %d of group %d", leased.first_block_index,
-                            leased.first_block_index + static_cast<std::int64_t>(leased.entries.size()) - 1,
-                            list.group));
+            absl::StrFormat("the lease covers blocks %d to %d of group %d", begin, end - 1, list.group));
       }
     }
   }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -438,6 +440,13 @@ TEST_F(PageStoreTest, RefusesLoadsThatAreNotOfTheLease) {
   EXPECT_EQ(reason([](LoadArgs& a) { a.lease = LeaseId{1}; }), "LEASE_NOT_FOUND");
   EXPECT_EQ(reason([](LoadArgs& a) { a.groups[0].first_block_index = 1; }), "BLOCK_NOT_LEASED");
   EXPECT_EQ(reason([](LoadArgs& a) { a.groups[0].first_block_index = -1; }), "BLOCK_NOT_LEASED");
+  // Sums with these overflow; an id that is not wanted is not compared with the lease.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t first : {kMost, kMost - 1, -kMost - 1, -kMost}) {
+    for (const std::vector<std::int64_t>& ids : {std::vector<std::int64_t>{1}, {-1, 1}, {-1, -1, 1}}) {
+      EXPECT_EQ(reason([&](LoadArgs& a) { a.groups[0] = {0, first, ids}; }), "BLOCK_NOT_LEASED") << first;
+    }
+  }
   EXPECT_EQ(reason([](LoadArgs& a) { a.groups[0].block_ids[2] = 0; }), "NULL_BLOCK");
   EXPECT_EQ(reason([](LoadArgs& a) { a.groups[0].block_ids[2] = 16; }), "BLOCK_OUT_OF_RANGE");
   EXPECT_EQ(reason([](LoadArgs& a) { a.groups[0].block_ids[2] = 1; }), "DUPLICATE_BLOCK");
