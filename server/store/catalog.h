@@ -157,8 +157,8 @@ class Catalog {
   absl::Status PlanLoad(LoadPlan& plan, Clock::time_point now);
   // Takes slots of the device's upper tier for pages that are to be copied there as well.
   void PlanPromotions(LoadPlan& plan);
-  // Takes a page whose checksum did not match out of the plan and the store. Not during a movement of the
-  // plan.
+  // Takes a page of the host tier whose checksum did not match, or which has been lost, out of the plan and
+  // the store. Not during a movement of the plan.
   void DropBad(LoadPlan& plan, std::size_t page);
   // `good`: all pages have been copied.
   void CommitLoad(LoadPlan& plan, bool good);

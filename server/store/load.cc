@@ -82,8 +82,9 @@ void PageStore::Impl::VerifyLoad(const std::shared_ptr<Loading>& op) {
   Locked([&] {
     for (std::size_t p = bad.size(); p-- > 0;) {
       const LoadPlan::Page& page = plan.pages[p];
-      // A copy down that failed has lost its page meanwhile.
-      if (bad[p] || pages.record(page.entry).life == PageLife::kLost) catalog.DropBad(plan, p);
+      // A copy down that failed has lost its page meanwhile. What was in the device's own tier has been read.
+      const bool lost = page.from_host && pages.record(page.entry).life == PageLife::kLost;
+      if (bad[p] || lost) catalog.DropBad(plan, p);
     }
     catalog.PlanPromotions(plan);
     QueueDemotions();

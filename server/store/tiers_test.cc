@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/error.h"
@@ -155,6 +156,36 @@ TEST_F(TiersTest, ALoadIsNotDisturbedByOneOnAnotherDevice) {
   ExpectLoaded(loaded_here.get(), *first, here, 1);
   ExpectLoaded(loaded_there.get(), *second, there, 1);
   EXPECT_EQ(published.get()->stored, 4);
+}
+
+// A load has read a page from its own device's tier, and waits for others; meanwhile another device takes
+// that page away, and loses it.
+TEST_F(TiersTest, APageThatALoadHasReadMayBeLost) {
+  MakeTiers(16, 4, 2);
+  Engine head(device(2), SimpleSpec(), 8);
+  Engine tail(device(1), SimpleSpec(), 8);
+  ASSERT_EQ(Run(ArgsOf(Bind(ns_, head), head, 1, 0, 2))->stored, 2);
+  ASSERT_EQ(Run(ArgsOf(Bind(ns_, tail), tail, 1, 2, 2))->stored, 2);
+  const auto first = Find(ns_, 1, 4);
+  const auto second = Find(ns_, 1, 4);
+  Engine here(device(1), SimpleSpec(), 8);
+  Engine there(device(2), SimpleSpec(), 8);
+  Gate gate(device(2));
+  int movements = 0;  // the first is the load's from its own tier, the second the copy down
+  device(1).Run([&] {
+    device(1).set_hook(
+        [&](std::size_t) { return ++movements == 2 ? absl::InternalError("lost") : absl::OkStatus(); });
+  });
+  auto loaded_here = Start(LoadOf(*first, Bind(ns_, here)));
+  auto loaded_there = Start(LoadOf(*second, Bind(ns_, there)));
+  while (store_->stats().pages != 2) std::this_thread::yield();
+  gate.Open();
+  ExpectLoaded(loaded_here.get(), *first, here, 1);
+  EXPECT_THAT(loaded_there.get()->bad, ElementsAre(ElementsAre(2, 3)));
+  store_->Quiesce();
+  device(1).Run([&] { device(1).set_hook(nullptr); });
+  EXPECT_EQ(store_->Check(), std::vector<std::string>());
+  EXPECT_EQ(FindAndLoad(1, 4, 1), 2);
 }
 
 TEST_F(TiersTest, ALoadFindsPagesThatAreBeingCopiedDown) {
