@@ -309,8 +309,9 @@ TEST_F(PageStoreTest, LeasesEndWithTheirSession) {
 }
 
 TEST_F(PageStoreTest, ALoadKeepsItsPagesWhenItsLeaseEnds) {
-  for (const bool expires : {true, false}) {
-    if (expires) Make({.host_bytes = 8 * 512, .max_lease = milliseconds(100)});
+  enum class End { kDeadline, kRelease, kSession };
+  Make({.host_bytes = 8 * 512, .max_lease = milliseconds(100)});
+  for (const End end : {End::kDeadline, End::kRelease, End::kSession}) {
     const NamespaceId ns = Declare(SimpleSpec());
     Store(ns, SimpleSpec(), device(0), 1, 8);
     const auto hit = Find(ns, 1, 8);
@@ -319,20 +320,24 @@ TEST_F(PageStoreTest, ALoadKeepsItsPagesWhenItsLeaseEnds) {
     const auto cache = Bind(ns, engine);
     Gate gate(device(0));
     auto loaded = Start(LoadOf(*hit, cache));
-    if (expires) {
-      now_ += milliseconds(100);
-    } else {
-      store_->EndSession(kSession);
-    }
+    if (end == End::kDeadline) now_ += milliseconds(100);
+    if (end == End::kRelease) store_->Release(kSession, hit->lease);
+    if (end == End::kSession) store_->EndSession(kSession);
     EXPECT_EQ(store_->stats().leases, 0);
     // Somebody wants all of the room.
     Declare(SimpleSpec(), 8);
     Engine other(device(0), SimpleSpec(), 16);
     auto published = Start(ArgsOf(Bind(ns, other, 8), other, 2, 0, 8, 8));
     gate.Open();
-    ExpectLoaded(loaded.get(), *hit, engine, 1);
+    if (end == End::kSession) {  // the cache may be somebody else's by now
+      EXPECT_EQ(RefusalReason(loaded.get().status()), "SESSION_ENDED");
+      for (int block = 1; block <= 8; ++block) EXPECT_TRUE(engine.Untouched(0, block));
+    } else {
+      ExpectLoaded(loaded.get(), *hit, engine, 1);
+    }
     EXPECT_EQ(RefusalReason(published.get().status()), "STORE_FULL");
     EXPECT_EQ(Run(ArgsOf(Bind(ns, other, 8), other, 2, 0, 8, 8))->stored, 8);
+    store_->EndSession(8);
   }
 }
 
