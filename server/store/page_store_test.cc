@@ -294,6 +294,20 @@ TEST_F(PageStoreTest, ALeaseEndsAtItsDeadlineUnlessItIsRenewed) {
   EXPECT_EQ(store_->stats().tiers[0].pinned_bytes, 0);
 }
 
+TEST_F(PageStoreTest, APublishFindsTheRoomOfLeasesThatHaveExpired) {
+  Make({.host_bytes = 8 * 512});
+  const NamespaceId ns = Declare(SimpleSpec());
+  Store(ns, SimpleSpec(), device(0), 1, 8);
+  Engine engine(device(0), SimpleSpec(), 16);
+  const auto cache = Bind(ns, engine);
+  const auto hit = Find(ns, 1, 8);
+  EXPECT_EQ(RefusalReason(Run(ArgsOf(cache, engine, 2, 0, 8)).status()), "STORE_FULL");
+  now_ += hit->lease_time;
+  const auto published = Run(ArgsOf(cache, engine, 2, 0, 8));
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(published->stored, 8);
+}
+
 TEST_F(PageStoreTest, LeasesEndWithTheirSession) {
   Make({.host_bytes = 1 << 20});
   const NamespaceId ns = Declare(SimpleSpec());

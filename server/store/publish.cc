@@ -14,6 +14,7 @@ void PageStore::Publish(PublishArgs args, PublishDone done) {
   bool nothing_to_copy = true;
   const absl::Status refused = impl_->Locked([&] {
     if (auto s = impl_->BeginOperation(); !s.ok()) return s;
+    impl_->catalog.ExpireLeases(impl_->options.now());  // they may hold the room that it needs
     if (auto s = impl_->catalog.PlanPublish(op->plan); !s.ok()) {
       impl_->AbandonOperation();
       return s;
