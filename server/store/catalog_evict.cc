@@ -13,6 +13,7 @@ constexpr std::int64_t kDemotionBatchBytes = std::int64_t{4} << 20;
 }  // namespace
 
 bool Catalog::MakeQuota(Namespace& ns, std::int64_t slot_bytes) {
+  if (options_.quota_bytes > 0 && slot_bytes > options_.quota_bytes) return false;
   while (options_.quota_bytes > 0 && ns.used_bytes + slot_bytes > options_.quota_bytes) {
     if (!DropOldestOf(ns)) return false;
   }

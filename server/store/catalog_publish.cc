@@ -111,11 +111,14 @@ void Catalog::PlanList(PublishPlan& plan, std::size_t l, bool& over_quota) {
     }
     std::uint8_t tier = plan.tier;
     Unit unit = kNoUnit;
-    if (room && !MakeQuota(ns, group.slot_bytes)) over_quota = true;
-    if (room && !over_quota) unit = AllocateIn(tier, group.slot_bytes);
-    if (room && !over_quota && unit == kNoUnit && tier != kHostTier) {
-      tier = kHostTier;
+    if (room && MakeQuota(ns, group.slot_bytes)) {
       unit = AllocateIn(tier, group.slot_bytes);
+      if (unit == kNoUnit && tier != kHostTier) {
+        tier = kHostTier;
+        unit = AllocateIn(tier, group.slot_bytes);
+      }
+    } else {
+      over_quota |= room;
     }
     room = unit != kNoUnit;
     if (!room) {

@@ -426,6 +426,24 @@ TEST_F(PageStoreTest, ANamespaceAtItsQuotaEvictsItsOwnPages) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(PageStoreTest, APageLargerThanTheQuotaDisplacesNothing) {
+  Make({.host_bytes = 64 * 512, .namespace_quota_bytes = 8 * 512});
+  NamespaceSpec spec = SimpleSpec();
+  spec.groups.insert(spec.groups.begin(), GroupSpec{.bytes_per_block = 9 * 512});
+  const NamespaceId ns = Declare(spec);
+  Engine engine(device(0), spec, 16);
+  const auto cache = Bind(ns, engine);
+  // Pages of the group that fits are stored, and stay.
+  const auto published = Run(ArgsOf(cache, engine, 1, 0, 4));
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(published->stored, 4);
+  EXPECT_EQ(published->dropped, 4);
+  auto large = ArgsOf(cache, engine, 2, 0, 1);
+  large.groups.pop_back();
+  EXPECT_EQ(RefusalReason(Run(large).status()), "QUOTA_EXCEEDED");
+  EXPECT_EQ(store_->stats().pages, 4);
+}
+
 TEST_F(PageStoreTest, ALoadTakesWhatItIsAskedFor) {
   Make({.host_bytes = 1 << 20});
   const NamespaceId ns = Declare(SimpleSpec());
