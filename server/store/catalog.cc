@@ -12,7 +12,7 @@
 namespace kvsummary {
 
 Catalog::Catalog(const std::vector<TierSpec>& tiers, Options options)
-    : options_(options), leases_(options.first_lease) {
+    : options_(options), first_sequence_(options.first_sequence), leases_(options.first_lease) {
   tiers_.reserve(tiers.size());
   for (const TierSpec& tier : tiers) {
     tiers_.push_back(
@@ -40,7 +40,7 @@ absl::StatusOr<NamespaceId> Catalog::Declare(std::uint64_t session, const Namesp
                   absl::StrFormat("there are %d namespaces already", namespaces_.size()));
   }
   const NamespaceId id{next_namespace_++};
-  auto made = std::make_shared<Namespace>(id, spec, options_.first_sequence, options_.event_log_bytes);
+  auto made = std::make_shared<Namespace>(id, spec, first_sequence_, options_.event_log_bytes);
   Namespace* ns = made.get();
   for (const GroupSpec& group : spec.groups) {
     Group& g = ns->groups.emplace_back();
@@ -242,6 +242,7 @@ void Catalog::ForgetUnused() {
       ++it;
       continue;
     }
+    first_sequence_ = std::max(first_sequence_, ns.events.next_sequence());
     keys_to_ids_.erase(ns.spec.key);
     it = namespaces_.erase(it);
   }

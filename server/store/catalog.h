@@ -279,6 +279,9 @@ class Catalog {
   std::vector<Tier> tiers_;
   std::uint64_t clock_ = 0;  // of the policies
   std::uint64_t next_namespace_ = 1;
+  // Of the next namespace's events: above all of those that have been forgotten, one of which may have been
+  // its earlier life. Who resumes that one's stream then hears of a gap, and misses nothing.
+  std::uint64_t first_sequence_;
   std::map<NamespaceId, NamespacePtr> namespaces_;
   std::map<NamespaceKey, NamespaceId> keys_to_ids_;
   LeaseTable leases_;

@@ -256,6 +256,26 @@ TEST_F(PageStoreTest, ANamespaceWithoutPagesAndSessionsIsForgotten) {
   EXPECT_NE(Declare(SimpleSpec()), ns);
 }
 
+// Who resumes the stream of its earlier life must not wait for sequences that it has seen.
+TEST_F(PageStoreTest, ANamespaceThatComesBackGoesOnCountingItsEvents) {
+  Make({.host_bytes = 8 * 512, .first_sequence = 1000});
+  NamespaceSpec other = SimpleSpec();
+  other.key.salt = "other";
+  const NamespaceId ns = Declare(SimpleSpec(), 8);
+  for (std::uint64_t prefix = 1; prefix <= 3; ++prefix) Store(ns, SimpleSpec(), device(0), prefix, 1, 8);
+  Store(Declare(other), other, device(0), 1, 8);  // takes all of the tier
+  const std::uint64_t next = store_->ReadEvents(8, ns, 0, 100)->next;
+  store_->EndSession(8);
+  const NamespaceId again = Declare(SimpleSpec(), 9);
+  ASSERT_NE(again, ns);
+  Store(again, SimpleSpec(), device(0), 4, 1, 9);
+  const auto resumed = store_->ReadEvents(9, again, next, 100);
+  EXPECT_FALSE(resumed->gap.has_value());
+  ASSERT_EQ(resumed->events.size(), 1u);
+  EXPECT_EQ(resumed->events[0].hashes, HashOf(4, 0));
+  EXPECT_EQ(store_->ReadEvents(9, again, next - 1, 100)->gap->to, next);
+}
+
 TEST_F(PageStoreTest, ALeasePinsItsPagesUntilItEnds) {
   Make({.host_bytes = 8 * 512});
   const NamespaceId ns = Declare(SimpleSpec());
