@@ -144,7 +144,9 @@ void Catalog::Lose(Namespace& ns, Entry entry, bool evicted) {
   group.index.Erase(key, entry);
   if (InPolicy(r.life)) PolicyOf(ns, entry).Remove(entry, key, evicted);
   --ns.visible;
-  if (removed_.empty() || removed_.back().name_space != ns.id || removed_.back().group != r.group) {
+  const std::size_t most = static_cast<std::size_t>(kMaxEventPages) * ns.pages.hash_width();
+  if (removed_.empty() || removed_.back().name_space != ns.id || removed_.back().group != r.group ||
+      removed_.back().hashes.size() >= most) {
     removed_.push_back({ns.id, r.group, {}});
   }
   removed_.back().hashes.append(ns.pages.hash(entry), ns.pages.hash_width());

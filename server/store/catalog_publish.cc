@@ -225,17 +225,16 @@ void Catalog::CommitList(PublishPlan& plan, std::size_t l) {
 void Catalog::AddStoredEvents(const PublishPlan& plan, std::size_t l, const std::vector<bool>& stored) {
   FlushRemoved();
   const std::size_t width = plan.name_space->pages.hash_width();
-  for (std::size_t i = 0; i < stored.size(); ++i) {
-    if (!stored[i]) continue;
-    std::size_t end = i;
-    while (end < stored.size() && stored[end]) ++end;
+  for (std::size_t i = 0, end = 0; i < stored.size(); i = std::max(i + 1, end)) {
+    const std::size_t most = std::min(stored.size(), i + static_cast<std::size_t>(kMaxEventPages));
+    for (end = i; end < most && stored[end];) ++end;
+    if (end == i) continue;
     StoreEvent event;
     event.group = plan.args.groups[l].group;
     event.hashes = plan.args.hashes.substr(i * width, (end - i) * width);
     event.parent_hash = i > 0 ? plan.args.hashes.substr((i - 1) * width, width) : plan.args.parent_hash;
     event.first_block_index = plan.args.first_block_index + static_cast<std::int64_t>(i);
     AddEvent(*plan.name_space, std::move(event));
-    i = end;
   }
 }
 

@@ -605,6 +605,31 @@ TEST_F(PageStoreTest, EventsTellWhatCanBeFetchedAndWhatIsGone) {
   EXPECT_EQ(more->events[1].first_block_index, 6);
 }
 
+// Clients take messages of 4 MiB unless they say otherwise; a watcher must not be stopped by one publish.
+TEST_F(PageStoreTest, EventsAreOfABoundedNumberOfPages) {
+  constexpr std::int64_t kPages = 2 * kMaxEventPages + 3;
+  Make({.host_bytes = kPages * 256, .event_log_bytes = std::size_t{8} << 20});
+  const NamespaceSpec spec = SimpleSpec(256, 64);
+  const NamespaceId ns = Declare(spec);
+  Store(ns, spec, device(0), 1, kPages);
+  Store(ns, spec, device(0), 2, kPages);
+  const auto batch = store_->ReadEvents(kSession, ns, 0, 100);
+  ASSERT_TRUE(batch.ok());
+  ASSERT_EQ(batch->events.size(), 9u);  // stored, removed, stored
+  for (std::size_t e = 0; e < 9; ++e) {
+    const StoreEvent& event = batch->events[e];
+    const std::int64_t first = static_cast<std::int64_t>(e % 3) * kMaxEventPages;
+    const std::int64_t count = std::min(kPages - first, kMaxEventPages);
+    EXPECT_EQ(event.hashes.size(), static_cast<std::size_t>(count) * 64) << e;
+    if (event.kind == EventKind::kRemoved) continue;
+    const std::uint64_t prefix = e < 3 ? 1 : 2;
+    EXPECT_TRUE(event.hashes == HashesOf(prefix, first, count, 64)) << e;
+    EXPECT_EQ(event.first_block_index, first);
+    const auto before = static_cast<std::uint64_t>(first) - 1;
+    EXPECT_TRUE(event.parent_hash == (first == 0 ? "" : HashOf(prefix, before, 64))) << e;
+  }
+}
+
 TEST_F(PageStoreTest, EventsThatAreNoLongerKeptAreAGap) {
   Make({.host_bytes = 1 << 20, .first_sequence = 1000, .event_log_bytes = 1000});
   const NamespaceId ns = Declare(SimpleSpec());
