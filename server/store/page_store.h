@@ -66,7 +66,8 @@ class PageStore {
   };
 
   // `devices` as the CacheManager has them; they must outlive the store. OUT_OF_MEMORY or
-  // MEMORY_BUDGET_EXCEEDED when the host has no room for the host tier.
+  // MEMORY_BUDGET_EXCEEDED when the host has no room for the host tier, COUNT_OUT_OF_RANGE for a tier beyond
+  // 512 GiB.
   static absl::StatusOr<std::unique_ptr<PageStore>> Create(
       const std::vector<std::unique_ptr<Device>>& devices, const Options& options);
   // Waits for what is under way. No call may come any more.

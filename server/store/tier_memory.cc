@@ -4,12 +4,15 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "server/error.h"
 
 namespace kvsummary {
 namespace {
 
 constexpr std::string_view kHost = "host";
+// Units are block ids of kernels/copy.h, unit 0 among them.
+constexpr std::int64_t kMaxTierBytes = (kMaxIndex - 1) * kPageUnit;
 
 // The views of a page in a tier: its parts one after the other.
 std::vector<PageView> Packed(const std::vector<PageView>& views) {
@@ -38,6 +41,10 @@ std::int64_t SumOfBytes(const std::vector<PageView>& views) {
 
 absl::StatusOr<std::unique_ptr<TierMemory>> TierMemory::Make(
     const std::vector<std::unique_ptr<Device>>& devices, std::int64_t host_bytes, std::int64_t device_bytes) {
+  if (const std::int64_t largest = std::max(host_bytes, device_bytes); largest > kMaxTierBytes) {
+    return Refuse(Reason::COUNT_OUT_OF_RANGE, host_bytes == largest ? "host_bytes" : "device_bytes",
+                  absl::StrFormat("a tier of %d bytes; it has at most %d", largest, kMaxTierBytes));
+  }
   std::unique_ptr<TierMemory> made(new TierMemory());
   const bool only_host = devices.size() == 1;
   for (const auto& device : devices) {

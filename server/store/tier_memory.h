@@ -26,6 +26,7 @@ class TierMemory {
 
   // Takes `host_bytes` for the host tier, tier 0. Tiers 1, 2, ... of device_bytes each, unless that is 0, are
   // for the CUDA devices, or for the host where there are none. `devices` must outlive the result.
+  // COUNT_OUT_OF_RANGE beyond what movements can address, some 512 GiB a tier.
   static absl::StatusOr<std::unique_ptr<TierMemory>> Make(const std::vector<std::unique_ptr<Device>>& devices,
                                                           std::int64_t host_bytes, std::int64_t device_bytes);
   // Frees upper tiers on their devices' executors, behind what is queued there.

@@ -317,6 +317,18 @@ TEST_F(TiersTest, AnUpperTierThatCannotBeTakenFailsThePublish) {
   EXPECT_EQ(Blocks(ns_, 1, 4), 0);
 }
 
+// Its units would not be block ids any more: no page could ever be moved.
+TEST_F(TiersTest, RefusesATierThatCannotBeAddressed) {
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(std::make_unique<testing::FakeDevice>("host"));
+  const std::int64_t too_many = std::int64_t{1} << 39;
+  const auto host = PageStore::Create(devices, {.host_bytes = too_many}).status();
+  EXPECT_EQ(RefusalReason(host) + " " + RefusalField(host), "COUNT_OUT_OF_RANGE host_bytes");
+  const auto upper = PageStore::Create(devices, {.device_bytes = too_many}).status();
+  EXPECT_EQ(RefusalReason(upper) + " " + RefusalField(upper), "COUNT_OUT_OF_RANGE device_bytes");
+  EXPECT_TRUE(PageStore::Create(devices, {.device_bytes = too_many - 512}).ok());  // taken when it is used
+}
+
 TEST_F(TiersTest, PagesOfSeveralSizesShareATier) {
   NamespaceSpec spec = SimpleSpec();
   spec.groups.push_back({.bytes_per_block = 8 * kPage});
