@@ -142,11 +142,13 @@ TEST(CheckSpec, RefusesWhatNoNamespaceCanBe) {
     return RefusalReason(s) + " " + RefusalField(s);
   };
   EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.model.clear(); }), "NAME_INVALID identity.model");
+  EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.model.assign(129, 'm'); }), "NAME_INVALID identity.model");
+  EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.model = "\x1b[2J"; }), "NAME_INVALID identity.model");
   EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.layers = 0; }), "COUNT_OUT_OF_RANGE identity.layers");
   EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.block_size = 12; }),
             "BLOCK_SIZE_INVALID identity.block_size");
-  EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.rank = 1; }), "COUNT_OUT_OF_RANGE identity.rank");
-  EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.salt.assign(2000, 's'); }),
+  EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.rank = 1; }), "COUNT_OUT_OF_RANGE identity.shard_rank");
+  EXPECT_EQ(refusal([](NamespaceSpec& s) { s.key.salt.assign(65, 's'); }),
             "COUNT_OUT_OF_RANGE identity.salt");
   for (const int width : {0, 7, 65}) {
     EXPECT_EQ(refusal([&](NamespaceSpec& s) { s.hash_width = width; }), "HASH_WIDTH_INVALID hash_width");

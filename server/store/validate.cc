@@ -5,20 +5,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/error.h"
+#include "server/name.h"
 
 namespace kvsummary {
 namespace {
 
 constexpr std::int32_t kMaxBlockSize = 32768;  // as of a cache
-constexpr std::size_t kMaxModelBytes = 1024;
-constexpr std::size_t kMaxSaltBytes = 1024;
+constexpr std::size_t kMaxSaltBytes = 64;
 
 absl::Status CheckKey(const NamespaceKey& key) {
-  if (key.model.empty() || key.model.size() > kMaxModelBytes) {
-    return Refuse(
-        Reason::NAME_INVALID, "identity.model",
-        absl::StrFormat("a model's name has 1 to %d bytes, not %d", kMaxModelBytes, key.model.size()));
-  }
+  if (auto s = CheckName(key.model); !s.ok()) return AtField(s, "identity.model");
   if (key.salt.size() > kMaxSaltBytes) {
     return Refuse(Reason::COUNT_OUT_OF_RANGE, "identity.salt",
                   absl::StrFormat("a salt has at most %d bytes, not %d", kMaxSaltBytes, key.salt.size()));
@@ -32,7 +28,7 @@ absl::Status CheckKey(const NamespaceKey& key) {
                                   kRegionTokens, kMaxBlockSize));
   }
   if (key.shards <= 0 || key.rank < 0 || key.rank >= key.shards) {
-    return Refuse(Reason::COUNT_OUT_OF_RANGE, "identity.rank",
+    return Refuse(Reason::COUNT_OUT_OF_RANGE, "identity.shard_rank",
                   absl::StrFormat("rank %d of %d shards", key.rank, key.shards));
   }
   return absl::OkStatus();
