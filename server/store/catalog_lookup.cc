@@ -176,6 +176,20 @@ absl::StatusOr<Hit> Catalog::Lookup(const LookupArgs& args, Clock::time_point no
     }
   }
 
+  const auto first_of = [&](std::size_t g) {
+    const GroupSpec& spec = ns.groups[g].spec;
+    return spec.kind == GroupKind::kWindow ? FirstOfWindow(ns, spec, blocks) : 0;
+  };
+  std::int64_t pages = leases_.PagesOf(args.session);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (ns.groups[g].spec.kind != GroupKind::kRing) pages += blocks - first_of(g);
+  }
+  if (pages > kMaxLeasedPages) {
+    return Refuse(
+        Reason::SESSION_LIMIT, "session_id",
+        absl::StrFormat("the session would have leases on %d pages; at most %d", pages, kMaxLeasedPages));
+  }
+
   Hit hit;
   hit.blocks = blocks;
   hit.lease_time = args.lease.count() > 0 ? std::min(args.lease, options_.max_lease) : options_.max_lease;
@@ -189,7 +203,7 @@ absl::StatusOr<Hit> Catalog::Lookup(const LookupArgs& args, Clock::time_point no
     const GroupSpec& spec = ns.groups[g].spec;
     if (spec.kind == GroupKind::kRing) continue;
     const bool window = spec.kind == GroupKind::kWindow;
-    const std::int64_t first = window ? FirstOfWindow(ns, spec, blocks) : 0;
+    const std::int64_t first = first_of(g);
     Matches& matches = groups[g];
     PinHit(ns, matches, window, first, blocks, lease->pinned);
     GroupHit& counts = hit.groups.emplace_back();

@@ -1,12 +1,23 @@
 #include "server/store/lease_table.h"
 
 namespace kvsummary {
+namespace {
+
+std::int64_t PagesIn(const Lease& lease) {
+  std::size_t pages = 0;
+  for (const Lease::Group& group : lease.groups) pages += group.entries.size();
+  return static_cast<std::int64_t>(pages);
+}
+
+}  // namespace
 
 Lease& LeaseTable::Add(std::unique_ptr<Lease> lease) {
   const std::uint64_t id = next_++;
   lease->id = LeaseId{id};
   deadlines_.emplace(lease->deadline, id);
-  sessions_[lease->session].insert(id);
+  OfSession& session = sessions_[lease->session];
+  session.ids.insert(id);
+  session.pages += PagesIn(*lease);
   return *leases_.emplace(id, std::move(lease)).first->second;
 }
 
@@ -28,8 +39,9 @@ std::unique_ptr<Lease> LeaseTable::Take(std::uint64_t id) {
   leases_.erase(found);
   deadlines_.erase({lease->deadline, id});
   const auto session = sessions_.find(lease->session);
-  session->second.erase(id);
-  if (session->second.empty()) sessions_.erase(session);
+  session->second.ids.erase(id);
+  session->second.pages -= PagesIn(*lease);
+  if (session->second.ids.empty()) sessions_.erase(session);
   return lease;
 }
 
@@ -44,12 +56,17 @@ std::unique_ptr<Lease> LeaseTable::TakeExpired(Clock::time_point now) {
 
 std::unique_ptr<Lease> LeaseTable::TakeOf(std::uint64_t session) {
   const auto found = sessions_.find(session);
-  return found != sessions_.end() ? Take(*found->second.begin()) : nullptr;
+  return found != sessions_.end() ? Take(*found->second.ids.begin()) : nullptr;
 }
 
 std::size_t LeaseTable::CountOf(std::uint64_t session) const {
   const auto found = sessions_.find(session);
-  return found != sessions_.end() ? found->second.size() : 0;
+  return found != sessions_.end() ? found->second.ids.size() : 0;
+}
+
+std::int64_t LeaseTable::PagesOf(std::uint64_t session) const {
+  const auto found = sessions_.find(session);
+  return found != sessions_.end() ? found->second.pages : 0;
 }
 
 }  // namespace kvsummary

@@ -52,18 +52,25 @@ class LeaseTable {
 
   std::size_t size() const { return leases_.size(); }
   std::size_t CountOf(std::uint64_t session) const;
+  // Pages that the session's leases are of, each counted once a lease.
+  std::int64_t PagesOf(std::uint64_t session) const;
   template <typename Visit>
   void ForEach(Visit visit) const {
     for (const auto& [id, lease] : leases_) visit(*lease);
   }
 
  private:
+  struct OfSession {
+    std::set<std::uint64_t> ids;
+    std::int64_t pages = 0;
+  };
+
   std::unique_ptr<Lease> Take(std::uint64_t id);
 
   std::uint64_t next_;
   absl::flat_hash_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
   std::set<std::pair<Clock::time_point, std::uint64_t>> deadlines_;
-  std::map<std::uint64_t, std::set<std::uint64_t>> sessions_;
+  std::map<std::uint64_t, OfSession> sessions_;
 };
 
 }  // namespace kvsummary

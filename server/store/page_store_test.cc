@@ -328,6 +328,30 @@ TEST_F(PageStoreTest, APublishFindsTheRoomOfLeasesThatHaveExpired) {
   EXPECT_EQ(published->stored, 8);
 }
 
+TEST_F(PageStoreTest, ASessionsLeasesAreOfABoundedNumberOfPages) {
+  constexpr std::int64_t kPages = std::int64_t{1} << 16;
+  Make({.host_bytes = kPages * 256});
+  const NamespaceSpec spec = SimpleSpec(256, 8);
+  const NamespaceId ns = Declare(spec);
+  Declare(spec, 8);
+  Store(ns, spec, device(0), 1, kPages);
+  const std::string hashes = HashesOf(1, 0, kPages, 8);
+  const auto look_up = [&](std::uint64_t session) {
+    return store_->Lookup({.session = session, .name_space = ns, .hashes = hashes});
+  };
+  LeaseId last{};
+  for (std::int64_t pages = 0; pages < kMaxLeasedPages; pages += kPages) {
+    const auto hit = look_up(kSession);
+    ASSERT_TRUE(hit.ok()) << hit.status();
+    ASSERT_EQ(hit->blocks, kPages);
+    last = hit->lease;
+  }
+  EXPECT_EQ(RefusalReason(look_up(kSession).status()), "SESSION_LIMIT");
+  EXPECT_TRUE(look_up(8).ok());
+  store_->Release(kSession, last);
+  EXPECT_TRUE(look_up(kSession).ok());
+}
+
 TEST_F(PageStoreTest, LeasesEndWithTheirSession) {
   Make({.host_bytes = 1 << 20});
   const NamespaceId ns = Declare(SimpleSpec());

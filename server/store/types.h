@@ -29,8 +29,9 @@ inline constexpr int kMaxGroups = 64;  // of a namespace
 inline constexpr int kMaxNamespaces = 4096;
 inline constexpr std::int64_t kMaxPrefixBlocks = std::int64_t{1} << 18;  // of one call
 inline constexpr int kMaxLeasesPerSession = 4096;
-inline constexpr int kMaxStoreOperations = 1024;      // publishes and loads under way
-inline constexpr std::int64_t kMaxEventPages = 4096;  // of one event; more are several
+inline constexpr std::int64_t kMaxLeasedPages = std::int64_t{1} << 24;  // of a session, over all its leases
+inline constexpr int kMaxStoreOperations = 1024;                        // publishes and loads under way
+inline constexpr std::int64_t kMaxEventPages = 4096;                    // of one event; more are several
 inline constexpr std::int64_t kPageUnit = 256;  // bytes that a page's size in the store is rounded up to
 
 enum class GroupKind {
