@@ -108,7 +108,7 @@ class SharedPlane final : public Plane {
     used_ = Layout();
     if (buffer_ != nullptr && bytes <= buffer_->bytes()) return absl::OkStatus();
     if (buffer_ != nullptr) {
-      const auto unregistered = session_->UnregisterBuffer(buffer_->id());
+      auto unregistered = session_->UnregisterBuffer(buffer_->id());
       buffer_.reset();  // whatever the answer: it may be lost, and the buffer with it
       if (!unregistered.ok()) return unregistered;
     }

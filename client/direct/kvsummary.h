@@ -79,8 +79,8 @@ typedef struct kvs_cache kvs_cache;
 KVS_API int kvs_map(const kvs_map_args* args, kvs_cache** cache);
 
 /* Ends the use of `cache`, and unmaps the memory with its last use. Every launch on it must have finished:
- * CUDA does not wait. Tell the daemon afterwards (CacheService.ReleaseMemory, which a session that was lost may
- * still call), as after a kvs_map that failed once the ticket was redeemed. Null is allowed. */
+ * CUDA does not wait. Tell the daemon afterwards (CacheService.ReleaseMemory, which a session that was lost
+ * may still call), as after a kvs_map that failed once the ticket was redeemed. Null is allowed. */
 KVS_API int kvs_unmap(kvs_cache* cache);
 
 /* Rows: bf16 [layers][rows][256] of key and of z. Strides count elements; key and z may be column slices of

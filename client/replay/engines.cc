@@ -120,13 +120,15 @@ class Engine {
     absl::StatusOr<ReplayReport> report;
     if (common_.options.prefix) {
       std::unique_ptr<ClientSession> own;
-      if (plane.session() == nullptr) {
-        auto session = client.OpenSession(plane.cache().name);
-        if (!session.ok()) return session.status();
-        own = *std::move(session);
+      ClientSession* session = plane.session();
+      if (session == nullptr) {
+        auto opened = client.OpenSession(plane.cache().name);
+        if (!opened.ok()) return opened.status();
+        own = *std::move(opened);
+        session = own.get();
       }
-      auto prefixes = SessionPrefixes::Open(own != nullptr ? *own : *plane.session(), plane.cache(),
-                                            common_.requests, options.seed, common_.seen);
+      auto prefixes =
+          SessionPrefixes::Open(*session, plane.cache(), common_.requests, options.seed, common_.seen);
       if (!prefixes.ok()) return prefixes.status();
       options.prefixes = &*prefixes;
       report = Replay(options, target);
@@ -188,6 +190,7 @@ absl::StatusOr<ReplayReport> RunEngines(std::span<const TraceRequest> requests, 
   std::vector<Engine> engines;
   for (std::int64_t number = 0; number < options.engines; ++number) engines.emplace_back(common, number);
   std::vector<std::thread> threads;
+  threads.reserve(engines.size());
   for (Engine& engine : engines) threads.emplace_back([&engine] { engine.Run(); });
   for (std::thread& thread : threads) thread.join();
   if (!common.status.ok()) return common.status;

@@ -179,7 +179,7 @@ class CudaDevice final : public Device, private Staging::Fences {
                                                      std::span<const std::int64_t> from_blocks,
                                                      const PageSet& to,
                                                      std::span<const std::int64_t> to_blocks) override {
-    const auto moved = pages_.Move(stream_, from, from_blocks, to, to_blocks);
+    auto moved = pages_.Move(stream_, from, from_blocks, to, to_blocks);
     if (const cudaError_t error = pages_.error(); error != cudaSuccess) return Check("MovePages", error);
     return moved;
   }

@@ -48,8 +48,8 @@ absl::StatusOr<NamespaceId> Catalog::Declare(std::uint64_t session, const Namesp
     g.slot_bytes = (group.bytes_per_block + kPageUnit - 1) / kPageUnit * kPageUnit;
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
       PolicyContext context{&ns->pages, &clock_, [this, ns](Entry e) { return Eligible(*ns, e); }};
-      g.policies.push_back(options_.policy == PageStore::Policy::kLru ? MakeLruPolicy(std::move(context))
-                                                                      : MakeS3FifoPolicy(std::move(context)));
+      g.policies.push_back(options_.policy == PageStore::Policy::kLru ? MakeLruPolicy(context)
+                                                                      : MakeS3FifoPolicy(context));
     }
   }
   ns->sessions.insert(session);
