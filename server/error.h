@@ -94,7 +94,24 @@ namespace kvsummary {
   X(QUOTA_EXCEEDED, kResourceExhausted)          \
   X(STORE_FULL, kResourceExhausted)              \
   X(CACHE_NOT_BOUND, kFailedPrecondition)        \
-  X(REQUEST_UNDER_WAY, kAborted)
+  X(REQUEST_UNDER_WAY, kAborted)                 \
+  X(HANDOFF_OFF, kFailedPrecondition)            \
+  X(HANDOFF_INVALID, kInvalidArgument)           \
+  X(HANDOFF_NOT_FOUND, kNotFound)                \
+  X(HANDOFF_EXPIRED, kNotFound)                  \
+  X(HANDOFF_BUDGET_EXCEEDED, kResourceExhausted) \
+  X(HANDOFF_LIMIT, kResourceExhausted)           \
+  X(HANDOFF_TAKEN, kFailedPrecondition)          \
+  X(HANDOFF_INCOMPLETE, kFailedPrecondition)     \
+  X(HANDOFF_COMPLETE, kFailedPrecondition)       \
+  X(HANDOFF_CANCELLED, kAborted)                 \
+  X(GEOMETRY_DIFFERS, kFailedPrecondition)       \
+  X(RESUME_OUT_OF_RANGE, kInvalidArgument)       \
+  X(RESUME_NOT_SERVABLE, kFailedPrecondition)    \
+  X(HANDOFF_PEER_NOT_ALLOWED, kPermissionDenied) \
+  X(PEER_UNREACHABLE, kUnavailable)              \
+  X(CHUNK_DAMAGED, kDataLoss)                    \
+  X(HANDOFF_BLOCK_NOT_OFFERED, kInvalidArgument)
 
 enum class Reason {
 #define X(name, code) name,
