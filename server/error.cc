@@ -31,8 +31,13 @@ std::string Payload(const absl::Status& status, absl::string_view url) {
 std::string_view ReasonName(Reason reason) { return Entry(reason).name; }
 
 absl::Status Refuse(Reason reason, std::string_view field, std::string_view message) {
-  absl::Status status(Entry(reason).code, ToAbsl(message));
-  status.SetPayload(kReasonUrl, absl::Cord(ToAbsl(Entry(reason).name)));
+  return MakeRefusal(Entry(reason).code, Entry(reason).name, field, message);
+}
+
+absl::Status MakeRefusal(absl::StatusCode code, std::string_view reason, std::string_view field,
+                         std::string_view message) {
+  absl::Status status(code, ToAbsl(message));
+  status.SetPayload(kReasonUrl, absl::Cord(ToAbsl(reason)));
   if (!field.empty()) status.SetPayload(kFieldUrl, absl::Cord(ToAbsl(field)));
   return status;
 }

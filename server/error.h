@@ -126,6 +126,10 @@ std::string_view ReasonName(Reason reason);
 // empty.
 absl::Status Refuse(Reason reason, std::string_view field, std::string_view message);
 
+// A refusal that another daemon has made, whose reason may be none of ours.
+absl::Status MakeRefusal(absl::StatusCode code, std::string_view reason, std::string_view field,
+                         std::string_view message);
+
 // The same refusal, said of another field.
 absl::Status AtField(absl::Status refusal, std::string_view field);
 

@@ -47,6 +47,8 @@ class Cache {
   // Whether that session lives. Always, for the operator's.
   bool attached() const { return attached_; }
 
+  // (executor) Whether its memory may be read and written: of the device, and of this life of the cache.
+  absl::Status health() const;
   // (executor) Applies a validated step to layers.
   absl::Status Apply(LayerSpan layers, const Step& step, RowsIn rows_in);
   // (executor) Pages and tails, as `pieces` of PagePieces or TailPieces.
@@ -55,8 +57,6 @@ class Cache {
 
  private:
   friend class CacheManager;
-  // Of the device, and of this life of the cache.
-  absl::Status health() const;
   struct OnDropped {
     absl::AnyInvocable<void()> call;
     ~OnDropped() {

@@ -175,6 +175,11 @@ class CudaDevice final : public Device, private Staging::Fences {
     return MapCudaHost(id_, data, bytes);
   }
 
+  bool Reaches(const Device& other) override {
+    const auto* peer = dynamic_cast<const CudaDevice*>(&other);
+    return peer == this || (peer != nullptr && EnableCudaPeer(id_, peer->id_));
+  }
+
   absl::StatusOr<std::chrono::nanoseconds> MovePages(const PageSet& from,
                                                      std::span<const std::int64_t> from_blocks,
                                                      const PageSet& to,

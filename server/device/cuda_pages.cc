@@ -36,6 +36,14 @@ absl::StatusOr<std::shared_ptr<void>> MapCudaHost(const CudaDeviceId& device, vo
   return std::shared_ptr<void>(data, [](void* registered) { cudaHostUnregister(registered); });
 }
 
+bool EnableCudaPeer(const CudaDeviceId& device, const CudaDeviceId& other) {
+  int can = 0;
+  if (cudaDeviceCanAccessPeer(&can, device.ordinal, other.ordinal) != cudaSuccess || can == 0) return false;
+  const cudaError_t error = cudaDeviceEnablePeerAccess(other.ordinal, 0);
+  if (error != cudaSuccess) cudaGetLastError();  // enabled before, or refused
+  return error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
+}
+
 bool CudaPageStage::Did(cudaError_t error) {
   if (error != cudaSuccess && error_ == cudaSuccess) error_ = error;
   return error == cudaSuccess;

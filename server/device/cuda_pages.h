@@ -18,6 +18,10 @@ namespace kvsummary {
 // memory to pin, DEVICE_FAILED.
 absl::StatusOr<std::shared_ptr<void>> MapCudaHost(const CudaDeviceId& device, void* data, std::int64_t bytes);
 
+// Whether movements by the device can address memory of the other's cudaMalloc, from now on. The device's
+// context is current.
+bool EnableCudaPeer(const CudaDeviceId& device, const CudaDeviceId& other);
+
 // Brings the views and ids of a movement to the device, launches it and waits for it. Of one device, whose
 // context is current in every call. Pages are not staged.
 class CudaPageStage {

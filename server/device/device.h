@@ -97,6 +97,9 @@ class Device {
   // (executor) Lets MovePages address host memory for as long as the answer lives (which ends on any thread);
   // may be asked for again. Unless a device overrides it, it addresses all host memory anyway.
   virtual absl::StatusOr<std::shared_ptr<void>> MapHost(void* data, std::int64_t bytes);
+  // (executor) Whether MovePages can address memory of the other device's Allocate (of kind CUDA_IPC, where
+  // it has that). Unless a device overrides it, its own and the host's.
+  virtual bool Reaches(const Device& other);
   // (executor) As PageMover::Copy (kernels/copy.h), complete on return; sets, views and ids lie in host
   // memory, pages in memory that this device can address. Answers how long the movement itself took, as the
   // device measures it. INTERNAL when pages had to be skipped. Unless a device overrides it, the host moves

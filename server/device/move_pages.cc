@@ -10,6 +10,8 @@ absl::StatusOr<std::shared_ptr<void>> Device::MapHost(void* /*data*/, std::int64
   return std::shared_ptr<void>();
 }
 
+bool Device::Reaches(const Device& other) { return &other == this || !other.pins_host_memory(); }
+
 absl::StatusOr<std::chrono::nanoseconds> Device::MovePages(const PageSet& from,
                                                            std::span<const std::int64_t> from_blocks,
                                                            const PageSet& to,

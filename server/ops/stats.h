@@ -20,6 +20,16 @@ struct Stats {
   Counter summaries_written{0};  // closed regions times layers
   Counter bytes_read{0};
   Counter bytes_written{0};
+  // Hand-offs that came here, and what was sent of those that went.
+  Counter handoffs_accepted{0};
+  Counter handoffs_failed{0};
+  Counter handoff_same_daemon_bytes{0};
+  Counter handoff_same_host_bytes{0};
+  Counter handoff_ucx_bytes{0};
+  Counter handoff_grpc_bytes{0};
+  Counter handoff_sent_bytes{0};
+  Counter handoff_damaged_chunks{0};
+  Counter handoff_reconnects{0};
 };
 
 }  // namespace kvsummary

@@ -31,12 +31,13 @@ grpc::Status ToGrpc(const absl::Status& status) {
   details.add_details()->PackFrom(info);
   const auto is = [&reason](Reason other) { return reason == ReasonName(other); };
   if (is(Reason::MEMORY_BUDGET_EXCEEDED) || is(Reason::OUT_OF_MEMORY) || is(Reason::STORE_FULL) ||
-      is(Reason::QUOTA_EXCEEDED)) {
+      is(Reason::QUOTA_EXCEEDED) || is(Reason::HANDOFF_BUDGET_EXCEEDED)) {
     google::rpc::QuotaFailure quota;
     auto* violation = quota.add_violations();
     violation->set_subject(is(Reason::QUOTA_EXCEEDED) ? "namespace"
-                           : is(Reason::STORE_FULL)   ? "store"
-                                                      : "memory");
+                           : is(Reason::STORE_FULL)              ? "store"
+                           : is(Reason::HANDOFF_BUDGET_EXCEEDED) ? "handoff"
+                                                                 : "memory");
     violation->set_description(message);
     details.add_details()->PackFrom(quota);
   } else if (is(Reason::QUEUE_FULL)) {

@@ -1,0 +1,199 @@
+// Bytes of hand-offs within a daemon: what has to be in the target is there, and nothing else is touched.
+#include "absl/strings/str_format.h"
+#include "server/handoff/handoff_fixture.h"
+
+namespace kvsummary {
+namespace {
+
+constexpr CacheGeometry kSource = {.layers = 3,
+                                   .blocks = 12,
+                                   .block_size = 16,
+                                   .block_stride = 0,
+                                   .ring_blocks = 4,
+                                   .capacity = 20,
+                                   .rows_per_layer = 20,
+                                   .k = 3};
+constexpr CacheGeometry kTarget = {.layers = 3,
+                                   .blocks = 20,
+                                   .block_size = 8,
+                                   .block_stride = 512,
+                                   .ring_blocks = 5,
+                                   .capacity = 10,
+                                   .rows_per_layer = 13,
+                                   .k = 3};
+
+std::vector<std::int64_t> Backwards(std::int64_t last, std::int64_t count) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) ids[static_cast<std::size_t>(i)] = last - i;
+  return ids;
+}
+
+class HandoffBytesTest : public HandoffTest {
+ protected:
+  // Hands a request of n tokens over, and compares all of the target's memory.
+  void ExpectServed(const CacheGeometry& from, const CacheGeometry& to, std::int64_t n, std::int64_t resume,
+                    std::int64_t back_off) {
+    SCOPED_TRACE(absl::StrFormat("%d tokens, resumed at %d", n, resume));
+    const auto source = MakeCache("source", from);
+    const auto target = MakeCache("target", to);
+    const Request offered = {Backwards(from.blocks - 1, 6), 2};
+    const Request accepted = {Backwards(to.blocks - 1, 12), 3};
+    Fill(*source, offered, n / kRegionTokens, n - 1 + from.k);
+    Offers::OpenArgs args = Whole(source, offered, n);
+    args.back_off = back_off;
+    const auto opened = Open(std::move(args));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    // The source's blocks are free from then on.
+    std::memset(source->memory().data(), 0x55, static_cast<std::size_t>(source->memory().bytes()));
+    const auto result = Accept(opened->secret, target, accepted, resume);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->committed_tokens, n);
+    EXPECT_TRUE(BytesOf(*target) == Expected(*target, accepted, resume));
+    EXPECT_TRUE(offers_->Acknowledge(opened->secret, kTransfer).ok());
+    EXPECT_EQ(offers_->stats().staged_bytes, 0);
+    for (const auto& cache : {source, target}) Delete(*cache);
+  }
+  void Delete(const Cache& cache) {
+    std::promise<absl::Status> deleted;
+    caches_->Delete(cache.name(), cache.generation(), [&](const absl::Status& s) { deleted.set_value(s); });
+    // The caller's own hold keeps its memory.
+  }
+};
+
+TEST_F(HandoffBytesTest, EveryLengthAndEveryResumePosition) {
+  for (std::int64_t n = 1; n <= 40; ++n) {
+    for (std::int64_t resume = std::max<std::int64_t>(0, n - 8); resume <= n; ++resume) {
+      ExpectServed(kSource, kTarget, n, resume, 8);
+    }
+  }
+}
+
+TEST_F(HandoffBytesTest, BlockAndRingEdgesOfEitherSide) {
+  for (const int from_block : {8, 16, 24, 64}) {
+    for (const int to_block : {8, 16, 40, 64}) {
+      for (const int capacity : {7, 8, 11}) {
+        CacheGeometry from = kSource;
+        from.block_size = from_block;
+        CacheGeometry to = kTarget;
+        to.block_size = to_block;
+        to.block_stride = 256;
+        to.capacity = capacity;
+        to.rows_per_layer = capacity;
+        to.k = 0;
+        for (const std::int64_t n : {7, 8, 9, 15, 16, 17, 31, 32, 33, 39, 40, 47, 48}) {
+          if (n > 6 * from_block) continue;
+          for (const std::int64_t resume : {n, n - 1, n - 2}) ExpectServed(from, to, n, resume, 2);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(HandoffBytesTest, RowsThatAreGoneAreRefusedByNameAndNothingIsTouched) {
+  CacheGeometry small = kSource;
+  small.capacity = 10;
+  small.rows_per_layer = 10;  // 7 + k: right after a step whose drafts were all rejected
+  const auto source = MakeCache("source", small);
+  const auto target = MakeCache("target", kTarget);
+  const Request offered = {Backwards(11, 6), 2};
+  const Request accepted = {Backwards(19, 12), 3};
+  Fill(*source, offered, 2, 23);
+  const auto opened = Open(Whole(source, offered, 21));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const std::string before = BytesOf(*target);
+  const auto refused = Accept(opened->secret, target, accepted, 15);
+  EXPECT_EQ(ReasonOf(refused), "RESUME_NOT_SERVABLE resume_position");
+  EXPECT_NE(refused.status().message().find("nearest position that can be served is 16"), std::string::npos)
+      << refused.status();
+  EXPECT_EQ(ReasonOf(Accept(opened->secret, target, accepted, 22)), "RESUME_OUT_OF_RANGE resume_position");
+  EXPECT_TRUE(BytesOf(*target) == before);
+  for (const std::int64_t resume : {21, 20, 19, 16}) {
+    std::memset(target->memory().data(), kUntouched, static_cast<std::size_t>(target->memory().bytes()));
+    const auto result = Accept(opened->secret, target, accepted, resume);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(BytesOf(*target) == Expected(*target, accepted, resume));
+  }
+}
+
+TEST_F(HandoffBytesTest, LayersAndRegionsAsTheyComeWhileTheOtherSideReceives) {
+  const auto source = MakeCache("source", kSource);
+  const auto target = MakeCache("target", kTarget);
+  const Request offered = {Backwards(11, 6), 1};
+  const Request accepted = {Backwards(19, 12), 4};
+  Offers::OpenArgs args = Whole(source, offered, 0);
+  args.part.tail.reset();
+  args.part.blocks.clear();
+  const auto opened = Open(std::move(args));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->committed_tokens, -1);
+  Accepting accepting = Begin(
+      opened->secret, {.cache = target, .blocks = accepted.blocks, .ring_block = 4, .resume = 44}, kTransfer);
+  Fill(*source, offered, 5, 44);
+  const auto append = [&](LayerSpan layers, std::int64_t n, std::int64_t first_block) {
+    return Append(7, opened->number,
+                  {.layers = layers,
+                   .committed_tokens = n,
+                   .first_block = first_block,
+                   .blocks = {offered.blocks.begin() + first_block, offered.blocks.end()}});
+  };
+  EXPECT_TRUE(append({0, 1}, 20, 0).ok());
+  EXPECT_TRUE(append({2, 1}, 27, 0).ok());
+  EXPECT_TRUE(append({1, 1}, 20, 0).ok());
+  EXPECT_EQ(ReasonOf(append({0, 3}, 45, 1)), "HANDOFF_INCOMPLETE committed_tokens");  // not as many each
+  EXPECT_TRUE(append({0, 2}, 30, 1).ok());
+  EXPECT_TRUE(append({0, 3}, 30, 0).ok());  // nothing new
+  EXPECT_EQ(ReasonOf(append({0, 3}, 45, 2)), "SIZE_MISMATCH block_ids");
+  const auto last = [&](LayerSpan layers) {
+    return Append(7, opened->number,
+                  {.layers = layers,
+                   .committed_tokens = 45,
+                   .first_block = 1,
+                   .blocks = {offered.blocks.begin() + 1, offered.blocks.end()},
+                   .tail = Offers::Tail{.ring_block = 1, .highest_stored = 44}});
+  };
+  EXPECT_EQ(ReasonOf(last({0, 2})), "HANDOFF_INCOMPLETE committed_tokens");
+  EXPECT_TRUE(last({0, 3}).ok());
+  EXPECT_EQ(ReasonOf(last({0, 3})), "HANDOFF_COMPLETE offer_id");
+  const auto result = accepting.result.get();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->committed_tokens, 45);
+  EXPECT_TRUE(BytesOf(*target) == Expected(*target, accepted, 44));
+}
+
+TEST_F(HandoffBytesTest, ATargetOfOtherLayersIsRefused) {
+  CacheGeometry other = kTarget;
+  other.layers = 4;
+  const auto source = MakeCache("source", kSource);
+  const auto target = MakeCache("target", other);
+  const auto opened = Open(Whole(source, {Backwards(11, 6), 1}, 20));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const std::string before = BytesOf(*target);
+  EXPECT_EQ(ReasonOf(Accept(opened->secret, target, {Backwards(19, 12), 1}, 20)), "GEOMETRY_DIFFERS cache");
+  EXPECT_TRUE(BytesOf(*target) == before);
+}
+
+TEST_F(HandoffBytesTest, BadTargetsAreRefusedByNameBeforeAByteMoves) {
+  const auto source = MakeCache("source", kSource);
+  const auto target = MakeCache("target", kTarget);
+  const auto opened = Open(Whole(source, {Backwards(11, 6), 1}, 40));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const std::string before = BytesOf(*target);
+  const auto accept = [&](std::vector<std::int64_t> blocks, std::int64_t ring, std::int64_t resume) {
+    return ReasonOf(Accept(opened->secret, target, {std::move(blocks), ring}, resume));
+  };
+  EXPECT_EQ(accept({1, 2, 3, 4}, 1, 40), "SIZE_MISMATCH block_ids");
+  EXPECT_EQ(accept({1, 2, 0, 4, 5}, 1, 40), "NULL_BLOCK block_ids[2]");
+  EXPECT_EQ(accept({1, 2, -3, 4, 5}, 1, 40), "BLOCK_OUT_OF_RANGE block_ids[2]");
+  EXPECT_EQ(accept({1, 2, 3, 4, 20}, 1, 40), "BLOCK_OUT_OF_RANGE block_ids[4]");
+  EXPECT_EQ(accept({1, 2, 3, 2, 5}, 1, 40), "DUPLICATE_BLOCK block_ids[3]");
+  EXPECT_EQ(accept({1, 2, 3, 4, 5}, 0, 40), "NULL_RING_BLOCK ring");
+  EXPECT_EQ(accept({1, 2, 3, 4, 5}, 5, 40), "RING_OUT_OF_RANGE ring");
+  EXPECT_EQ(accept({1, 2, 3, 4, 5}, -1, 40), "RING_OUT_OF_RANGE ring");
+  EXPECT_EQ(accept({1, 2, 3, 4, 5}, 1, -1), "RESUME_OUT_OF_RANGE resume_position");
+  EXPECT_EQ(accept(std::vector<std::int64_t>(1, 1), 1, std::int64_t{1} << 62),
+            "RESUME_OUT_OF_RANGE resume_position");
+  EXPECT_TRUE(BytesOf(*target) == before);
+}
+
+}  // namespace
+}  // namespace kvsummary

@@ -1,0 +1,76 @@
+// The puller's end of HandoffService.Pull: one stream to each daemon that something is pulled from, shared by
+// all that is.
+//
+// A stream that breaks is opened anew, and what is being pulled goes on with the chunks that have not come;
+// it fails when the other daemon has not been heard of for Options::give_up. Chunks that come damaged are
+// asked for again. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kvsummary/v1/handoff.pb.h"
+#include "server/handoff/acceptance.h"
+#include "server/ops/stats.h"
+
+namespace kvsummary {
+
+class PullLink;
+
+class PullLinks {
+ public:
+  struct Options {
+    std::chrono::milliseconds give_up{10'000};
+    std::int64_t credit_bytes = std::int64_t{32} << 20;  // of chunks under way, of a stream
+    bool same_host = true;                               // whether memory may be mapped
+  };
+
+  // What is being pulled, until it is destroyed (or the acceptance is over: then it does nothing more).
+  class Pulling {
+   public:
+    ~Pulling();
+    Pulling(const Pulling&) = delete;
+    Pulling& operator=(const Pulling&) = delete;
+    v1::HandoffTransport transport() const { return transport_; }
+    int reconnects() const { return reconnects_; }
+    std::int64_t damaged_chunks() const { return damaged_; }
+
+   private:
+    friend class PullLink;
+    Pulling() = default;
+    std::shared_ptr<PullLink> link_;
+    std::uint64_t key_ = 0;
+    std::atomic<v1::HandoffTransport> transport_ = v1::HANDOFF_TRANSPORT_UNSPECIFIED;
+    std::atomic<int> reconnects_ = 0;
+    std::atomic<std::int64_t> damaged_ = 0;
+  };
+
+  PullLinks(const Options& options, Stats& stats) : options_(options), stats_(stats) {}
+  // Ends every stream, and waits for it.
+  ~PullLinks();
+
+  // Pulls an offer into the acceptance, which fails with PEER_UNREACHABLE, CHUNK_DAMAGED or what the source
+  // says. HANDOFF_LIMIT when there are streams to too many daemons.
+  absl::StatusOr<std::shared_ptr<Pulling>> Pull(const std::string& address, const std::string& secret,
+                                                const std::string& transfer,
+                                                std::shared_ptr<Acceptance> acceptance);
+  // Says that the consumer has an offer; `done` gets the source's answer, or PEER_UNREACHABLE.
+  void Acknowledge(const std::string& address, const std::string& secret, const std::string& transfer,
+                   std::function<void(absl::Status)> done);
+
+ private:
+  absl::StatusOr<std::shared_ptr<PullLink>> Find(const std::string& address);
+
+  const Options options_;
+  Stats& stats_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<PullLink>> links_;  // by address
+};
+
+}  // namespace kvsummary
