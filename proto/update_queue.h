@@ -44,6 +44,10 @@ inline constexpr std::uint32_t kUpdateQueueMagic = 0x6b767332;  // "kvs2"
 inline constexpr std::uint32_t kUpdateQueueVersion = 1;
 inline constexpr std::uint64_t kUpdateQueueEntries = 128;  // a power of two
 inline constexpr std::uint64_t kUpdateQueueEnded = 0x7fffffffffffffff;
+// Each counter, entry and completion begins a cache line, as the memory does. Their places see to that, not
+// the alignment of their types: a copy on a stack needs none, and gcc 12 misplaces one of more than 32 bytes
+// under detect_stack_use_after_return.
+inline constexpr int kQueueLineBytes = 64;
 inline constexpr int kQueueReasonBytes = 40;
 inline constexpr int kQueueFieldBytes = 64;
 inline constexpr int kQueueCacheNameBytes = 128;
@@ -70,7 +74,7 @@ struct QueueRows {
 };
 
 // An update: the fields of Update...Request, rows and arrays by reference.
-struct alignas(64) QueueEntry {
+struct QueueEntry {
   std::uint32_t kind = 0;              // of QueueStepKind
   std::uint32_t cache_name_bytes = 0;  // of cache_name
   std::uint64_t cache_generation = 0;
@@ -85,11 +89,12 @@ struct alignas(64) QueueEntry {
   QueueCounter ready;
   QueueCounter done;
   char cache_name[kQueueCacheNameBytes] = {};
+  char reserved[24] = {};
 };
-static_assert(sizeof(QueueEntry) == 384);
+static_assert(sizeof(QueueEntry) == 384 && sizeof(QueueEntry) % kQueueLineBytes == 0);
 
 // How an entry was answered.
-struct alignas(64) QueueCompletion {
+struct QueueCompletion {
   std::uint64_t number = 0;  // of the entry; 0: none yet
   std::uint32_t code = 0;    // of absl::StatusCode; 0: applied
   std::uint32_t reserved = 0;
@@ -99,22 +104,27 @@ struct alignas(64) QueueCompletion {
   char field[kQueueFieldBytes] = {};    // at fault, zero-terminated
   char message[184] = {};               // for people, zero-terminated, cut off where it is longer
 };
-static_assert(sizeof(QueueCompletion) == 320);
+static_assert(sizeof(QueueCompletion) == 320 && sizeof(QueueCompletion) % kQueueLineBytes == 0);
 
 struct UpdateQueueMemory {
   std::uint32_t magic = kUpdateQueueMagic;
   std::uint32_t version = kUpdateQueueVersion;
   std::uint32_t end_code = 0;  // of absl::StatusCode; 0: the queue is open. Written before `completed`
   char end_reason[kQueueReasonBytes] = {};
-  alignas(64) std::uint64_t submitted = 0;  // by the worker
-  alignas(64) std::uint64_t completed = 0;  // by the daemon
-  alignas(64) std::uint32_t sleeping = 0;   // by the daemon
+  char reserved[12] = {};
+  std::uint64_t submitted = 0;  // by the worker
+  char after_submitted[56] = {};
+  std::uint64_t completed = 0;  // by the daemon
+  char after_completed[56] = {};
+  std::uint32_t sleeping = 0;  // by the daemon
+  char after_sleeping[60] = {};
   QueueEntry entries[kUpdateQueueEntries];
   QueueCompletion completions[kUpdateQueueEntries];
 };
 
 static_assert(offsetof(UpdateQueueMemory, submitted) == 64 && offsetof(UpdateQueueMemory, completed) == 128 &&
               offsetof(UpdateQueueMemory, sleeping) == 192 && offsetof(UpdateQueueMemory, entries) == 256);
+static_assert(alignof(UpdateQueueMemory) <= alignof(std::max_align_t));
 
 inline constexpr std::int64_t kUpdateQueueBytes = sizeof(UpdateQueueMemory);
 

@@ -74,6 +74,10 @@ expect_text() {
   }
 }
 
+# volume PLAIN SANITIZED: a number for this build. Sanitizers look at each kind of access, not at volume, and
+# each takes some ten times as long.
+volume() { if [[ -n ${SANITIZED-} ]]; then echo "$2"; else echo "$1"; fi; }
+
 clean_up() {
   local process
   for process in "${pid[@]}"; do

@@ -24,8 +24,8 @@ test_replay_agrees_on_every_plane() {
   serve daemon "$address"
   for plane in inline shared queue direct; do
     for k in 0 3; do
-      expect_code 0 ctl "$address" replay --trace="$data/traces/excerpt.jsonl" --requests=6 --layers=2 \
-        --device=host --k="$k" --plane="$plane"
+      expect_code 0 ctl "$address" replay --trace="$data/traces/excerpt.jsonl" --requests="$(volume 6 2)" \
+        --layers=2 --device=host --k="$k" --plane="$plane"
       grep -E 'mismatches +0$' "$dir/out" || die "mismatches on the $plane plane: $(cat "$dir/out")"
     done
   done

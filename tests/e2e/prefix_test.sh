@@ -26,11 +26,11 @@ is() { python3 -c "import sys; sys.exit(not ($1))" || die "not so: $1"; }
 test_a_second_run_starts_from_what_the_first_has_published() {
   local address=unix:$dir/s
   serve daemon "$address" --host-store-bytes=64MiB
-  replay "$address" --requests=20 --layers=2 --concurrency=1
+  replay "$address" --requests="$(volume 20 8)" --layers=2 --concurrency=1
   local first second
   first=$(field "$dir/out" .hit_rate)
   is "$first == $(field "$dir/out" .infinite_hit_rate)" # with room for everything
-  replay "$address" --requests=20 --layers=2 --concurrency=1
+  replay "$address" --requests="$(volume 20 8)" --layers=2 --concurrency=1
   second=$(field "$dir/out" .hit_rate)
   is "$first < 0.5 and $second > 0.97"
   is "$(field "$dir/out" .loaded_bytes) > 0 and $(field "$dir/out" .loaded_regions_compared) > 0"
@@ -48,8 +48,8 @@ test_a_second_run_starts_from_what_the_first_has_published() {
 test_another_seed_finds_nothing_of_the_first() {
   local address=unix:$dir/s
   serve daemon "$address" --host-store-bytes=64MiB
-  replay "$address" --requests=8 --seed=1
-  replay "$address" --requests=8 --seed=2
+  replay "$address" --requests="$(volume 8 4)" --seed=1
+  replay "$address" --requests="$(volume 8 4)" --seed=2
   is "$(field "$dir/out" .hit_rate) == $(field "$dir/out" .infinite_hit_rate)"
 }
 
@@ -58,8 +58,8 @@ test_tiers_and_policies_serve_the_same_bytes() {
   for policy in lru s3fifo; do
     address=unix:$dir/$policy
     serve "$policy" "$address" --host-store-bytes=3MiB --gpu-store-bytes=1MiB --store-policy="$policy"
-    replay "$address" --requests=24 --concurrency=8 --sample=24
-    replay "$address" --requests=24 --concurrency=8 --sample=24
+    replay "$address" --requests="$(volume 24 12)" --concurrency=8 --sample=24
+    replay "$address" --requests="$(volume 24 12)" --concurrency=8 --sample=24
     is "$(field "$dir/out" .tiers.0.evicted_pages) > 0"
     is "$(field "$dir/out" .tiers.1.demoted_pages) > 0"
     expect_code 0 ctl "$address" check
@@ -68,12 +68,13 @@ test_tiers_and_policies_serve_the_same_bytes() {
 }
 
 test_engines_that_are_killed_and_replaced_go_on_from_the_store() {
-  local address=unix:$dir/s plane
+  local address=unix:$dir/s plane requests
+  requests=$(volume 18 9)
   serve daemon "$address" --host-store-bytes=64MiB
   for plane in inline shared direct; do
-    replay "$address" --requests=18 --engines=3 --concurrency=4 --restart-engine-every=2 --publish-output --k=3 \
-      --plane="$plane" --device=host --sample=18
-    is "$(field "$dir/out" .requests) == 18 and $(field "$dir/out" .engines) > 3"
+    replay "$address" --requests="$requests" --engines=3 --concurrency=4 --restart-engine-every=2 \
+      --publish-output --k=3 --plane="$plane" --device=host --sample="$requests"
+    is "$(field "$dir/out" .requests) == $requests and $(field "$dir/out" .engines) > 3"
   done
   expect_code 0 ctl "$address" caches
   ! grep -q replay "$dir/out" || die "a replay left a cache behind"
