@@ -263,6 +263,8 @@ class Catalog {
   const char* HashAt(const Namespace& ns, std::int64_t block) const;
   void ExtendKeys(const Namespace& ns, std::int64_t count);
   bool Follows(const PageRecord& record, std::int64_t block) const;
+  void MatchNeighbours(const Namespace& ns, const Group& group, std::size_t count, Matches& matches) const;
+  bool MatchBatch(const Namespace& ns, const Group& group, std::size_t end, Matches& matches);
   void MatchRun(const Namespace& ns, const Group& group, std::int64_t count, Matches& matches);
   std::int64_t MatchWindow(const Namespace& ns, const Group& group, std::int64_t blocks, std::int64_t count,
                            Matches& matches);
