@@ -46,7 +46,7 @@ void PageStore::Impl::EndDemotions(Demoting& op) {
     for (const Demotion& page : op.pages) catalog.CommitDemotion(page, op.status.ok());
     catalog.DemoteBelowWatermark(op.pages.front().from_tier);
   });
-  EndOperation();
+  EndOwnOperation();
 }
 
 }  // namespace kvsummary

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "server/error.h"
 #include "server/store/store_testing.h"
 
 namespace kvsummary {
@@ -91,6 +92,26 @@ TEST_F(EventsTest, EventsThatAreNoLongerKeptAreAGap) {
   EXPECT_EQ(batch->next, 1020u);
   EXPECT_TRUE(store_->ReadEvents(kSession, ns, 1020, 100)->events.empty());
   EXPECT_EQ(store_->ReadEvents(kSession, ns, 0, 2)->events.size(), 2u);
+}
+
+TEST_F(EventsTest, ASessionListensABoundedNumberOfTimes) {
+  Make({.host_bytes = 1 << 20});
+  const NamespaceId ns = Declare(SimpleSpec());
+  Declare(SimpleSpec(), 8);
+  std::vector<std::uint64_t> listeners;
+  const auto listen = [&](std::uint64_t session) { return store_->Listen(session, ns, [] {}); };
+  for (int i = 0; i < kMaxListenersPerSession; ++i) listeners.push_back(listen(kSession).value());
+  const auto refused = listen(kSession).status();
+  EXPECT_EQ(RefusalReason(refused), "SESSION_LIMIT");
+  EXPECT_EQ(RefusalField(refused), "session_id");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  listeners.push_back(listen(8).value());
+  store_->StopListening(listeners[3]);
+  store_->StopListening(listeners[3]);
+  listeners.push_back(listen(kSession).value());
+  EXPECT_FALSE(listen(kSession).ok());
+  for (const std::uint64_t listener : listeners) store_->StopListening(listener);
+  EXPECT_TRUE(listen(kSession).ok());
 }
 
 }  // namespace

@@ -17,9 +17,9 @@ void PageStore::Load(LoadArgs args, LoadDone done) {
   op->done = std::move(done);
   bool nothing_to_copy = false;
   const absl::Status refused = impl_->Locked([&] {
-    if (auto s = impl_->BeginOperation(); !s.ok()) return s;
+    if (auto s = impl_->BeginOperation(op->plan.args.session); !s.ok()) return s;
     if (auto s = impl_->catalog.PlanLoad(op->plan, impl_->options.now()); !s.ok()) {
-      impl_->AbandonOperation();
+      impl_->AbandonOperation(op->plan.args.session);
       return s;
     }
     impl_->QueueDemotions();
@@ -161,7 +161,7 @@ void PageStore::Impl::EndLoad(Loading& op) {
   } else {
     std::move(op.done)(op.status);
   }
-  EndOperation();
+  EndOperation(op.plan.args.session);
 }
 
 }  // namespace kvsummary

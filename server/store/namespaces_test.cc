@@ -127,5 +127,35 @@ TEST_F(NamespacesTest, APageLargerThanTheQuotaDisplacesNothing) {
   EXPECT_EQ(store_->stats().pages, 4);
 }
 
+TEST_F(NamespacesTest, ASessionDeclaresAShareOfAllNamespaces) {
+  Make({.host_bytes = 1 << 20});
+  static_assert(kMaxNamespaces % kMaxNamespacesPerSession == 0);
+  const auto declare = [&](std::uint64_t session, int i) {
+    NamespaceSpec spec = SimpleSpec();
+    spec.key.salt = std::to_string(i);
+    return store_->Declare(session, spec).status();
+  };
+  int made = 0;
+  std::uint64_t session = 100;
+  for (; made < kMaxNamespaces; ++session) {
+    for (int i = 0; i < kMaxNamespacesPerSession; ++i) ASSERT_TRUE(declare(session, made++).ok());
+    EXPECT_TRUE(declare(session, made - 1).ok());  // again
+    for (const int i : {made, 0}) {                // a new one, and one that exists
+      if (i == kMaxNamespaces || (session == 100 && i == 0)) continue;
+      const auto refused = declare(session, i);
+      EXPECT_EQ(RefusalReason(refused), "SESSION_LIMIT");
+      EXPECT_EQ(RefusalField(refused), "session_id");
+      EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    }
+  }
+  EXPECT_EQ(RefusalReason(declare(session, made)), "NAMESPACE_LIMIT");
+  EXPECT_TRUE(declare(session, 0).ok());
+  // What nobody uses makes room.
+  store_->EndSession(101);
+  for (int i = 0; i < kMaxNamespacesPerSession - 1; ++i) EXPECT_TRUE(declare(session, made++).ok());
+  EXPECT_EQ(RefusalReason(declare(session, made)), "SESSION_LIMIT");
+  EXPECT_EQ(store_->ListNamespaces().size(), static_cast<std::size_t>(kMaxNamespaces) - 1);
+}
+
 }  // namespace
 }  // namespace kvsummary

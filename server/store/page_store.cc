@@ -105,7 +105,7 @@ absl::StatusOr<std::uint64_t> PageStore::Listen(std::uint64_t session, Namespace
                                                 std::function<void()> listener) {
   const auto found = impl_->Locked([&] { return impl_->catalog.Find(session, name_space); });
   if (!found.ok()) return found.status();
-  return impl_->listeners.Add(name_space, std::move(listener));
+  return impl_->listeners.Add(session, name_space, std::move(listener));
 }
 
 void PageStore::StopListening(std::uint64_t listener) { impl_->listeners.Remove(listener); }

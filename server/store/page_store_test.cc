@@ -188,20 +188,59 @@ TEST_F(PageStoreTest, RefusesPublishesThatCannotBe) {
   EXPECT_EQ(store_->stats().tiers[0].free_bytes, 1 << 20);
 }
 
-TEST_F(PageStoreTest, RefusesMoreOperationsThanItsBound) {
+TEST_F(PageStoreTest, RefusesMoreOperationsThanItsBounds) {
   Make({.host_bytes = 1 << 20});
   const NamespaceId ns = Declare(SimpleSpec());
   Engine engine(device(0), SimpleSpec(), 4);
-  const auto cache = Bind(ns, engine);
+  constexpr int kSessions = kMaxStoreOperations / kMaxStoreOperationsPerSession;
+  const auto refusal = [&](std::uint64_t session) {
+    const auto s = Run(ArgsOf(Bind(ns, engine, session), engine, 9999, 0, 1, session)).status();
+    return RefusalReason(s) + " " + RefusalField(s);
+  };
   std::vector<std::future<Published>> started;
+  for (std::uint64_t session = 1; session <= kSessions + 1; ++session) {
+    ASSERT_EQ(Declare(SimpleSpec(), session), ns);
+  }
   {
     Gate gate(device(0));
-    for (int i = 0; i < kMaxStoreOperations; ++i) {
-      started.push_back(Start(ArgsOf(cache, engine, static_cast<std::uint64_t>(i) + 1, 0, 1)));
+    for (std::uint64_t session = 1; session <= kSessions; ++session) {
+      const auto cache = Bind(ns, engine, session);
+      for (int i = 0; i < kMaxStoreOperationsPerSession; ++i) {
+        started.push_back(Start(ArgsOf(cache, engine, started.size() + 1, 0, 1, session)));
+      }
+      // The last one finds that the store has none left for anybody.
+      EXPECT_EQ(refusal(session), session < kSessions ? "QUEUE_FULL session_id" : "QUEUE_FULL ");
     }
-    EXPECT_EQ(RefusalReason(Run(ArgsOf(cache, engine, 9999, 0, 1)).status()), "QUEUE_FULL");
+    EXPECT_EQ(refusal(kSessions + 1), "QUEUE_FULL ");
   }
   for (auto& publish : started) EXPECT_TRUE(publish.get().ok());
+  store_->Quiesce();
+  EXPECT_EQ(refusal(1), " ");
+}
+
+TEST_F(PageStoreTest, RefusesViewsThatDoNotMakeThePages) {
+  Make({.host_bytes = 8 * 512, .device_bytes = 4 * 512}, 1);
+  const NamespaceId ns = Declare(SimpleSpec());
+  Engine engine(device(1), SimpleSpec(), 8, 2);
+  const auto refusal = [&](auto change) {
+    BoundCache cache = engine.bound();
+    change(cache);
+    const auto s = store_->Bind(kSession, ns, std::move(cache)).status();
+    return RefusalReason(s) + " " + RefusalField(s);
+  };
+  const auto first = [](BoundCache& c) -> PageView& { return c.groups[0].views[0]; };
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes -= 16; }), "VIEW_MISMATCH groups[0].views");
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes = -1; }), "VIEW_MISMATCH groups[0].views[0]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes = kMaxIndex; }), "VIEW_MISMATCH groups[0].views[0]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).block_stride = 16; }), "VIEW_MISMATCH groups[0].views[0]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views[1].offset = 64; }),
+            "VIEW_MISMATCH groups[0].views[1]");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views.clear(); }), "VIEW_MISMATCH groups[0].views");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views.resize(600); }), "VIEW_MISMATCH groups[0].views");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups.clear(); }), "GROUP_OUT_OF_RANGE groups");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.block_size = 32; }), "BLOCK_SIZE_INVALID cache");
+  testing::FakeDevice stranger("cuda:9");
+  EXPECT_EQ(refusal([&](BoundCache& c) { c.device = &stranger; }), "DEVICE_NOT_FOUND cache");
 }
 
 }  // namespace

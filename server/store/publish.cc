@@ -13,10 +13,10 @@ void PageStore::Publish(PublishArgs args, PublishDone done) {
   op->done = std::move(done);
   bool nothing_to_copy = true;
   const absl::Status refused = impl_->Locked([&] {
-    if (auto s = impl_->BeginOperation(); !s.ok()) return s;
+    if (auto s = impl_->BeginOperation(op->plan.args.session); !s.ok()) return s;
     impl_->catalog.ExpireLeases(impl_->options.now());  // they may hold the room that it needs
     if (auto s = impl_->catalog.PlanPublish(op->plan); !s.ok()) {
-      impl_->AbandonOperation();
+      impl_->AbandonOperation(op->plan.args.session);
       return s;
     }
     for (const PublishPlan::List& list : op->plan.lists) nothing_to_copy &= list.pages.empty();
@@ -90,7 +90,7 @@ void PageStore::Impl::EndPublish(Publishing& op) {
   } else {
     std::move(op.done)(op.plan.result);
   }
-  EndOperation();
+  EndOperation(op.plan.args.session);
 }
 
 }  // namespace kvsummary
