@@ -17,6 +17,7 @@
 
 #include "server/device/executor.h"
 #include "server/store/catalog.h"
+#include "server/store/checksummer.h"
 #include "server/store/page_store.h"
 #include "server/store/tier_memory.h"
 
@@ -129,6 +130,7 @@ struct PageStore::Impl {
   std::map<std::uint64_t, int> session_operations;  // those of sessions
   bool touches_queued = false;
   Catalog catalog;
+  Checksummer checksummer;   // for `thread`
   Executor thread{"store"};  // last: it ends first
 };
 

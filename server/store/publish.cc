@@ -1,8 +1,8 @@
 // A publish: one movement for each group and tier, then checksums of what went to the host tier.
 #include <utility>
+#include <vector>
 
 #include "server/error.h"
-#include "server/store/hashing.h"
 #include "server/store/page_store_impl.h"
 
 namespace kvsummary {
@@ -64,15 +64,19 @@ void PageStore::Impl::RunPublish(const std::shared_ptr<Publishing>& op) {
 
 void PageStore::Impl::SumPublished(const std::shared_ptr<Publishing>& op) {
   PublishPlan& plan = op->plan;
+  std::vector<PublishPlan::Page*> pages;
+  std::vector<Checksummer::Page> sums;
   for (std::size_t l = 0; l < plan.lists.size(); ++l) {
     const auto group = static_cast<std::size_t>(plan.args.groups[l].group);
     const std::int64_t bytes = plan.name_space->spec.groups[group].bytes_per_block;
     for (PublishPlan::Page& page : plan.lists[l].pages) {
-      if (page.tier == kHostTier) {
-        page.checksum = Checksum(memory->HostPage(page.unit), static_cast<std::size_t>(bytes));
-      }
+      if (page.tier != kHostTier) continue;
+      pages.push_back(&page);
+      sums.push_back({memory->HostPage(page.unit), static_cast<std::size_t>(bytes)});
     }
   }
+  checksummer.Sum(sums);
+  for (std::size_t i = 0; i < pages.size(); ++i) pages[i]->checksum = sums[i].sum;
   EndPublish(*op);
 }
 

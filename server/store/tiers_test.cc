@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -256,6 +257,30 @@ TEST_F(TiersTest, APageWhoseChecksumDiffersIsReportedAndDropped) {
   Store(3, 4);
   Store(4, 8);
   EXPECT_EQ(Blocks(ns_, 1, 4), 4);
+}
+
+// So much that several threads read it.
+TEST_F(TiersTest, AWrongBitIsFoundInWhicheverPageOfALargeLoad) {
+  constexpr std::int64_t kLarge = 300'000;
+  constexpr std::int64_t kBlocks = 12;
+  Make({.host_bytes = 16 * (kLarge + kPageUnit)});
+  const NamespaceSpec spec = SimpleSpec(kLarge);
+  const NamespaceId ns = Declare(spec);
+  for (std::int64_t block = 0; block < kBlocks; ++block) {
+    StoreTest::Store(ns, spec, device(0), 1, kBlocks);
+    EXPECT_EQ(StoreTest::FindAndLoad(ns, spec, device(0), 1, kBlocks), kBlocks);
+    const std::string page = PageOf(spec, 1, block);
+    char* at = device(0).allocated(0);
+    while (std::memcmp(at, page.data(), page.size()) != 0) at += kPageUnit;
+    at[kLarge - 1] ^= 1;
+    const auto hit = Find(ns, 1, kBlocks);
+    Engine engine(device(0), spec, kBlocks + 1);
+    const auto loaded = Start(LoadOf(*hit, Bind(ns, engine))).get();
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_THAT(loaded->bad, ElementsAre(ElementsAre(block)));
+    EXPECT_EQ(loaded->pages, kBlocks - 1);
+    store_->Release(kSession, hit->lease);
+  }
 }
 
 TEST_F(TiersTest, ACopyDownThatFailsLosesThePagesByName) {
