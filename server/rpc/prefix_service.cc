@@ -32,6 +32,7 @@ class MoveReactor : public grpc::ServerUnaryReactor {
     auto session = context_.service.sessions.Find(request.session_id());
     if (!session.ok()) return End(session.status());
     session_ = *std::move(session);
+    if (AnswerRepeated()) return;
     const auto ready = FindCounter(*session_, request.has_ready(), request.ready(), "ready");
     if (!ready.ok()) return End(ready.status());
     if (!*ready || (*ready)->Reached()) return Move();
@@ -47,6 +48,8 @@ class MoveReactor : public grpc::ServerUnaryReactor {
   Session& session() const { return *session_; }
 
  private:
+  // Ends a call whose answer is known: that has nothing to wait for. Whether it has.
+  virtual bool AnswerRepeated() { return false; }
   // Calls the store, or End.
   virtual void Move() = 0;
 
@@ -69,6 +72,13 @@ class PublishReactor final : public MoveReactor {
   }
 
  private:
+  bool AnswerRepeated() override {
+    const auto before = context().sessions.FindPublished(
+        session().number(), static_cast<NamespaceId>(request_.namespace_id()), request_.request_id());
+    if (before) Answer(*before);
+    return before.has_value();
+  }
+
   void Move() override {
     const std::uint64_t number = session().number();
     PublishArgs args = ToArgs(request_);
