@@ -32,6 +32,8 @@ struct Client::Impl {
         sessions(channel),
         prefixes(channel) {}
 
+  absl::StatusOr<v1::GetStatsResponse> GetStats();  // client_store.cc
+
   const Options options;
   v1::CacheService::Stub caches;
   const std::shared_ptr<v1::UpdateService::Stub> updates;  // shared: streams may outlive the client

@@ -89,20 +89,24 @@ absl::StatusOr<std::vector<NamespaceUsage>> Client::ListNamespaces() {
   return namespaces;
 }
 
-absl::StatusOr<StoreStats> Client::GetStoreStats() {
+absl::StatusOr<v1::GetStatsResponse> Client::Impl::GetStats() {
   v1::GetStatsResponse response;
   const auto status =
-      Call(impl_->options, impl_->admin, &v1::AdminService::Stub::GetStats, v1::GetStatsRequest(), &response);
+      Call(options, admin, &v1::AdminService::Stub::GetStats, v1::GetStatsRequest(), &response);
   if (!status.ok()) return status;
-  return FromProto(response.store());
+  return response;
+}
+
+absl::StatusOr<StoreStats> Client::GetStoreStats() {
+  const auto stats = impl_->GetStats();
+  if (!stats.ok()) return stats.status();
+  return FromProto(stats->store());
 }
 
 absl::StatusOr<std::string> Client::GetStatsJson() {
-  v1::GetStatsResponse response;
-  const auto status =
-      Call(impl_->options, impl_->admin, &v1::AdminService::Stub::GetStats, v1::GetStatsRequest(), &response);
-  if (!status.ok()) return status;
-  return ToJson(response).dump();
+  const auto stats = impl_->GetStats();
+  if (!stats.ok()) return stats.status();
+  return ToJson(*stats).dump();
 }
 
 absl::StatusOr<CheckReport> Client::Check() {

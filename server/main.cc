@@ -63,17 +63,20 @@ int Run(const Config& config) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
   CacheManager caches(MakeDevices(config), MicrosecondsSinceEpoch(), {.grace = config.cache_grace});
-  auto server =
-      Server::Start({.listen = config.listen,
-                     .descriptor_socket = config.descriptor_socket,
-                     .socket_access = {.mode = config.socket_mode, .group = config.socket_group},
-                     .store = {.host_bytes = config.host_store_bytes,
-                               .device_bytes = config.gpu_store_bytes,
-                               .policy = config.s3fifo ? PageStore::Policy::kS3Fifo : PageStore::Policy::kLru,
-                               .namespace_quota_bytes = config.namespace_quota_bytes,
-                               .max_lease = config.max_lease,
-                               .first_sequence = MicrosecondsSinceEpoch()}},
-                    caches);
+  auto server = Server::Start(
+      {.listen = config.listen,
+       .descriptor_socket = config.descriptor_socket,
+       .socket_access = {.mode = config.socket_mode, .group = config.socket_group},
+       .store = {.host_bytes = config.host_store_bytes,
+                 .device_bytes = config.gpu_store_bytes,
+                 .policy = config.s3fifo ? PageStore::Policy::kS3Fifo : PageStore::Policy::kLru,
+                 .namespace_quota_bytes = config.namespace_quota_bytes,
+                 .max_lease = config.max_lease,
+                 .first_sequence = MicrosecondsSinceEpoch()},
+       .handoff = {.bytes_per_device = config.handoff_bytes, .lifetime = config.handoff_lifetime},
+       .advertise = config.advertise,
+       .peers = config.peers},
+      caches);
   if (!server.ok()) {
     spdlog::error("{}", std::string(server.status().message()));
     return absl::IsInvalidArgument(server.status()) ? 2 : 1;  // 2: a --listen that is no address

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
@@ -14,35 +13,17 @@
 #include "server/cache/cache.h"
 #include "server/error.h"
 #include "server/handoff/acceptance.h"
+#include "server/handoff/handoff_patterns.h"
 #include "server/handoff/local_pull.h"
 #include "server/handoff/offers.h"
 
 namespace kvsummary {
 
-// Bytes that name what they are of: no two of them agree in more than a few places.
-inline std::uint8_t PatternByte(std::uint64_t what, std::int64_t layer, std::int64_t index,
-                                std::int64_t byte) {
-  std::uint64_t x = what * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(layer) * 0xbf58476d1ce4e5b9u +
-                    static_cast<std::uint64_t>(index) * 0x94d049bb133111ebu +
-                    static_cast<std::uint64_t>(byte) * 0x2545f4914f6cdd1du;
-  x ^= x >> 29;
-  x *= 0xbf58476d1ce4e5b9u;
-  return static_cast<std::uint8_t>(x >> 56);
-}
-
-inline constexpr std::uint64_t kSummaryPattern = 1;
-inline constexpr std::uint64_t kRowPattern = 2;
-inline constexpr std::uint8_t kUntouched = 0xee;
-
 class HandoffTest : public ::testing::Test {
  protected:
   using Clock = Offers::Clock;
 
-  // A request of a cache: ids of its blocks in their order, and its ring block.
-  struct Request {
-    std::vector<std::int64_t> blocks;
-    std::int64_t ring_block = 0;
-  };
+  using Request = PlacedRequest;
 
   explicit HandoffTest(std::int64_t arena_bytes = 1 << 20) {
     std::vector<std::unique_ptr<Device>> devices;
@@ -69,50 +50,6 @@ class HandoffTest : public ::testing::Test {
     EXPECT_TRUE(cache.ok()) << cache.status();
     std::memset((*cache)->memory().data(), kUntouched, static_cast<std::size_t>((*cache)->memory().bytes()));
     return *cache;
-  }
-
-  // Fills in what a request of n tokens leaves in a cache when positions up to `highest` have been stored.
-  static void Fill(Cache& cache, const Request& request, std::int64_t regions, std::int64_t highest) {
-    auto* memory = static_cast<std::uint8_t*>(cache.memory().data());
-    Put(cache.geometry(), request, 0, regions, memory);
-    PutRows(cache.geometry(), request, 0, highest + 1, memory);
-  }
-  static void Put(const CacheGeometry& g, const Request& request, std::int64_t from, std::int64_t to,
-                  std::uint8_t* memory) {
-    for (std::int64_t layer = 0; layer < g.layers; ++layer) {
-      for (std::int64_t region = from; region < to; ++region) {
-        const std::int64_t per_block = g.block_size / kRegionTokens;
-        const std::int64_t block = request.blocks[static_cast<std::size_t>(region / per_block)];
-        for (std::int64_t b = 0; b < kSummaryBytes; ++b) {
-          memory[g.page_offset(block, layer) + region % per_block * kSummaryBytes + b] =
-              PatternByte(kSummaryPattern, layer, region, b);
-        }
-      }
-    }
-  }
-  static void PutRows(const CacheGeometry& g, const Request& request, std::int64_t from, std::int64_t to,
-                      std::uint8_t* memory) {
-    for (std::int64_t layer = 0; layer < g.layers; ++layer) {
-      for (std::int64_t p = from; p < to; ++p) {
-        for (std::int64_t b = 0; b < kRowBytes; ++b) {
-          memory[g.ring_row_offset(request.ring_block, layer, p % g.capacity) + b] =
-              PatternByte(kRowPattern, layer, p, b);
-        }
-      }
-    }
-  }
-  // What a cache that was untouched has once a request has been handed over to it.
-  static std::string Expected(const Cache& cache, const Request& request, std::int64_t resume) {
-    std::string bytes(static_cast<std::size_t>(cache.memory().bytes()), static_cast<char>(kUntouched));
-    auto* memory = reinterpret_cast<std::uint8_t*>(bytes.data());
-    const std::int64_t regions = resume / kRegionTokens;
-    Put(cache.geometry(), request, 0, regions, memory);
-    PutRows(cache.geometry(), request, regions * kRegionTokens, resume, memory);
-    return bytes;
-  }
-  static std::string BytesOf(const Cache& cache) {
-    return {static_cast<const char*>(cache.memory().data()),
-            static_cast<std::size_t>(cache.memory().bytes())};
   }
 
   absl::StatusOr<Offers::Opened> Open(Offers::OpenArgs args) {

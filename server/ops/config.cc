@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/units.h"
+#include "server/handoff/handoff_text.h"
 
 namespace kvsummary {
 
@@ -28,6 +29,14 @@ const char kUsage[] =
   --namespace-quota-bytes=SIZE  what a namespace's pages may take, over all tiers.
                          Default: 0, no limit but the tiers'
   --max-lease=SECONDS    longest lease on stored pages. Default: 60
+  --handoff-bytes=SIZE   memory of each device (part of its budget, taken at the first offer) for
+                         requests that are handed over. 0: none. Default: 512MiB
+  --handoff-lifetime=SECONDS  how long an offer is kept at most. Default: 60
+  --advertise=ADDRESS    where other daemons reach this one: HOST:PORT or unix:PATH.
+                         Default: the first --listen
+  --peers=PEER           daemons whose hand-offs may be accepted, besides this one's own: a network
+                         as 10.0.0.0/8, an address, a host, either with :PORT, or unix:PATH;
+                         repeatable. Default: none
   --descriptor-socket=PATH  socket that passes memory to clients on this host.
                          Default: the path of the first unix: address and ".fds"
   --socket-mode=MODE     of the Unix sockets, octal, within 0666. Default: 0600
@@ -103,6 +112,20 @@ absl::Status Set(std::string_view flag, const std::string& value, Config& config
     if (auto s = seconds(config.max_lease); !s.ok()) return s;
     return config.max_lease.count() > 0 ? absl::OkStatus() : absl::InvalidArgumentError("must be above 0");
   }
+  if (flag == "--handoff-bytes") return bytes_or_none(config.handoff_bytes);
+  if (flag == "--handoff-lifetime") {
+    if (auto s = seconds(config.handoff_lifetime); !s.ok()) return s;
+    return config.handoff_lifetime.count() > 0 ? absl::OkStatus()
+                                               : absl::InvalidArgumentError("must be above 0");
+  }
+  if (flag == "--advertise") {
+    if (value.empty() || value.size() > kMaxAddressBytes) {
+      return absl::InvalidArgumentError("must be HOST:PORT or unix:PATH");
+    }
+    config.advertise = value;
+    return absl::OkStatus();
+  }
+  if (flag == "--peers") return config.peers.Allow(value);
   if (flag == "--drain-timeout") return seconds(config.drain_timeout);
   if (flag == "--cache-grace") return seconds(config.cache_grace);
   if (flag == "--descriptor-socket") {

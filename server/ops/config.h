@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/handoff/peers.h"
 
 namespace kvsummary {
 
@@ -19,17 +20,21 @@ struct Config {
   std::int64_t host_bytes = 0;      // --host-bytes; 0: 80 % of what the host or its control group has free
   std::int64_t device_bytes =
       0;  // --device-bytes, of each CUDA device; 0: 80 % of what is free at its first use
-  std::int64_t host_store_bytes = 0;       // --host-store-bytes; 0: none
-  std::int64_t gpu_store_bytes = 0;        // --gpu-store-bytes, of each CUDA device; 0: none
-  bool s3fifo = false;                     // --store-policy
-  std::int64_t namespace_quota_bytes = 0;  // --namespace-quota-bytes; 0: none
-  std::chrono::seconds max_lease{60};      // --max-lease
-  std::chrono::seconds drain_timeout{30};  // --drain-timeout
-  std::chrono::seconds cache_grace{600};   // --cache-grace
-  std::string descriptor_socket;           // --descriptor-socket; empty: the default
-  mode_t socket_mode = 0600;               // --socket-mode
-  std::optional<gid_t> socket_group;       // --socket-group
-  std::string log_level = "info";          // --log-level
+  std::int64_t host_store_bytes = 0;                     // --host-store-bytes; 0: none
+  std::int64_t gpu_store_bytes = 0;                      // --gpu-store-bytes, of each CUDA device; 0: none
+  bool s3fifo = false;                                   // --store-policy
+  std::int64_t namespace_quota_bytes = 0;                // --namespace-quota-bytes; 0: none
+  std::chrono::seconds max_lease{60};                    // --max-lease
+  std::int64_t handoff_bytes = std::int64_t{512} << 20;  // --handoff-bytes, of each device; 0: none
+  std::chrono::seconds handoff_lifetime{60};             // --handoff-lifetime
+  std::string advertise;                                 // --advertise; empty: the first --listen
+  Peers peers;                                           // --peers, repeatable
+  std::chrono::seconds drain_timeout{30};                // --drain-timeout
+  std::chrono::seconds cache_grace{600};                 // --cache-grace
+  std::string descriptor_socket;                         // --descriptor-socket; empty: the default
+  mode_t socket_mode = 0600;                             // --socket-mode
+  std::optional<gid_t> socket_group;                     // --socket-group
+  std::string log_level = "info";                        // --log-level
   bool help = false;
   bool version = false;
 };

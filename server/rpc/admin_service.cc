@@ -1,6 +1,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "kvsummary/v1/admin.grpc.pb.h"
+#include "server/rpc/handoff_calls.h"
 #include "server/rpc/prefix_calls.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
@@ -57,6 +58,7 @@ class AdminService final : public v1::AdminService::CallbackService {
     reply->set_bytes_read(s.bytes_read);
     reply->set_bytes_written(s.bytes_written);
     FillStats(context_.store.stats(), reply->mutable_store());
+    FillStats(context_, reply->mutable_handoff());
     return Done(call);
   }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <memory>
 #include <thread>
 
 #include "server/rpc/server_fixture.h"
@@ -9,7 +10,28 @@
 namespace kvsummary {
 namespace {
 
-using CacheCallsTest = ServerTest;
+class CacheCallsTest : public ServerTest {
+ protected:
+  struct LongRead {
+    v1::CacheRef cache;
+    std::unique_ptr<grpc::ClientReader<v1::ReadPagesResponse>> reader;
+  };
+  // Makes a cache "a", and begins to read far more of it than waits for a reader who is slow.
+  LongRead BeginLongRead(grpc::ClientContext& context) {
+    auto request = TestClient::CacheRequest("a");
+    request.mutable_geometry()->set_blocks(10000);
+    v1::CacheInfo info;
+    EXPECT_TRUE(Create(request, &info).ok());
+    v1::ReadPagesRequest read;
+    *read.mutable_cache() = info.cache();
+    read.mutable_layers()->set_count(2);
+    for (int i = 0; i < 100000; ++i) read.add_blocks(i % 10000);
+    LongRead begun{info.cache(), client_->caches->ReadPages(&context, read)};
+    v1::ReadPagesResponse part;
+    EXPECT_TRUE(begun.reader->Read(&part));
+    return begun;
+  }
+};
 
 TEST_F(CacheCallsTest, CreateAnswersTheLayout) {
   const auto info = MustCreate("a");
@@ -194,40 +216,22 @@ TEST_F(CacheCallsTest, WritesAreCheckedAndChangeNothingWhenRefused) {
 }
 
 TEST_F(CacheCallsTest, ACancelledReadGivesItsCacheBack) {
-  auto request = TestClient::CacheRequest("a");
-  request.mutable_geometry()->set_blocks(10000);
-  v1::CacheInfo info;
-  ASSERT_TRUE(Create(request, &info).ok());
-  v1::ReadPagesRequest read;
-  *read.mutable_cache() = info.cache();
-  read.mutable_layers()->set_count(2);
-  for (int i = 0; i < 100000; ++i) read.add_blocks(i % 10000);
   grpc::ClientContext context;
-  auto reader = client_->caches->ReadPages(&context, read);
+  const auto [cache, reader] = BeginLongRead(context);
   v1::ReadPagesResponse part;
-  ASSERT_TRUE(reader->Read(&part));
   context.TryCancel();
   while (reader->Read(&part)) {
   }
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  ASSERT_TRUE(client_->Delete(info.cache()).ok());
+  ASSERT_TRUE(client_->Delete(cache).ok());
   while (caches_->devices()[0]->budget().used_bytes() > 0) std::this_thread::yield();
 }
 
 TEST_F(CacheCallsTest, AReaderThatStopsReadingDoesNotKeepADeletedCache) {
-  auto request = TestClient::CacheRequest("a");
-  request.mutable_geometry()->set_blocks(10000);
-  v1::CacheInfo info;
-  ASSERT_TRUE(Create(request, &info).ok());
-  v1::ReadPagesRequest read;
-  *read.mutable_cache() = info.cache();
-  read.mutable_layers()->set_count(2);
-  for (int i = 0; i < 100000; ++i) read.add_blocks(i % 10000);
   grpc::ClientContext context;
-  auto reader = client_->caches->ReadPages(&context, read);
+  const auto [cache, reader] = BeginLongRead(context);
   v1::ReadPagesResponse part;
-  ASSERT_TRUE(reader->Read(&part));
-  ASSERT_TRUE(client_->Delete(info.cache()).ok());
+  ASSERT_TRUE(client_->Delete(cache).ok());
   EXPECT_EQ(caches_->devices()[0]->budget().used_bytes(), 0);
   while (reader->Read(&part)) {
   }

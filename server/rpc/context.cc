@@ -1,5 +1,7 @@
 #include "server/rpc/context.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "server/error.h"
@@ -38,6 +40,12 @@ void Drain::Listen(const void* key, std::function<void()> listener) {
 void Drain::Forget(const void* key) {
   std::lock_guard lock(mutex_);
   listeners_.erase(key);
+}
+
+std::uint64_t HandoffIdentity::generation() const {
+  std::uint64_t number = 0;
+  std::memcpy(&number, instance.data(), std::min(sizeof(number), instance.size()));
+  return number;
 }
 
 void SessionStreams::Add(std::uint64_t session, Stream* stream) {

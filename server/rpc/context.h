@@ -11,6 +11,9 @@
 
 #include "absl/status/status.h"
 #include "server/cache/cache.h"
+#include "server/handoff/bounce.h"
+#include "server/handoff/offers.h"
+#include "server/handoff/peers.h"
 #include "server/ops/stats.h"
 #include "server/session/session.h"
 #include "server/session/tickets.h"
@@ -86,7 +89,18 @@ class SessionStreams {
   bool ending_ = false;
 };
 
-class UpdateQueues;  // server/rpc/update_queue.h
+class UpdateQueues;    // server/rpc/update_queue.h
+class PrefixSessions;  // server/rpc/prefix_sessions.h
+class PullLinks;       // server/rpc/pull_links.h
+
+// Who this daemon is for others that hand-offs bring here, and whom it may pull from.
+struct HandoffIdentity {
+  std::string instance;  // of this life: random
+  std::string address;   // where others reach it
+  Peers peers;
+  // The first bytes of the instance, as a number.
+  std::uint64_t generation() const;
+};
 
 struct ServiceContext {
   CacheManager& caches;
@@ -99,6 +113,11 @@ struct ServiceContext {
   Waits& waits;
   UpdateQueues& queues;
   PageStore& store;
+  PrefixSessions& prefixes;
+  Offers& offers;
+  Bounces& bounces;
+  PullLinks& links;
+  const HandoffIdentity& handoff;
 };
 
 }  // namespace kvsummary

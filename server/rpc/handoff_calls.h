@@ -5,7 +5,9 @@
 #include "absl/status/statusor.h"
 #include "kvsummary/v1/admin.pb.h"
 #include "kvsummary/v1/handoff.pb.h"
+#include "server/handoff/acceptance.h"
 #include "server/handoff/handoff_text.h"
+#include "server/handoff/offers.h"
 #include "server/rpc/context.h"
 
 namespace kvsummary {

@@ -48,6 +48,14 @@ class OfferReactor final : public WaitingReactor {
   }
 
  private:
+  bool AnswerRepeated() override {
+    const auto before = repeats_.offers.Find(session()->number(), request_.request_id());
+    if (!before) return false;
+    *reply_ = *before;
+    End(absl::OkStatus());
+    return true;
+  }
+
   void Go() override {
     auto args = ToOpenArgs(context(), *session(), request_);
     if (!args.ok()) return End(args.status());
@@ -55,7 +63,7 @@ class OfferReactor final : public WaitingReactor {
     const auto before = repeats_.offers.Begin(number, request_.request_id());
     ForgetAtEnd(context(), repeats_, *session());
     if (!before.ok()) return End(before.status());
-    if (*before) {
+    if (*before) {  // ended since this one began
       *reply_ = **before;
       return End(absl::OkStatus());
     }
@@ -99,6 +107,14 @@ class AppendReactor final : public WaitingReactor {
   }
 
  private:
+  bool AnswerRepeated() override {
+    const auto before = repeats_.appends.Find(session()->number(), request_.request_id());
+    if (!before) return false;
+    *reply_ = *before;
+    End(absl::OkStatus());
+    return true;
+  }
+
   void Go() override {
     const std::uint64_t number = session()->number();
     auto part = ToPartArgs(context(), number, request_);
@@ -106,7 +122,7 @@ class AppendReactor final : public WaitingReactor {
     const auto before = repeats_.appends.Begin(number, request_.request_id());
     ForgetAtEnd(context(), repeats_, *session());
     if (!before.ok()) return End(before.status());
-    if (*before) {
+    if (*before) {  // ended since this one began
       *reply_ = **before;
       return End(absl::OkStatus());
     }

@@ -241,101 +241,6 @@ TEST_F(PrefixOrderTest, ALoadDoesNotOutliveItsSessionIntoTheNextGeneration) {
   ExpectClean();
 }
 
-// Reads events until there are `count`, and ends the stream.
-std::vector<v1::WatchEventsResponse> Watch(Worker& worker, std::uint64_t from, std::size_t count) {
-  v1::WatchEventsRequest request;
-  request.set_session_id(worker.client.session_id);
-  request.set_namespace_id(worker.name_space);
-  request.set_from_sequence(from);
-  grpc::ClientContext context;
-  const auto stream = worker.client.prefixes->WatchEvents(&context, request);
-  std::vector<v1::WatchEventsResponse> events;
-  v1::WatchEventsResponse event;
-  while (events.size() < count && stream->Read(&event)) events.push_back(event);
-  context.TryCancel();
-  while (stream->Read(&event)) {
-  }
-  EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
-  return events;
-}
-
-TEST_F(PrefixOrderTest, EventsTellWhatCanBeFetchedAndGoOnFromANumber) {
-  Worker& a = NewWorker();
-  auto early = std::async(std::launch::async, [&] { return Watch(a, 0, 2); });
-  a.Write({1, 2, 3}, 10);
-  a.MustPublish(1, 0, {1, 2});
-  a.MustPublish(1, 2, {3});
-  const auto events = early.get();
-  ASSERT_EQ(events.size(), 2u);
-  EXPECT_EQ(events[0].stored().hashes(), HashesOf(1, 0, 2));
-  EXPECT_EQ(events[0].stored().parent_hash(), "");
-  EXPECT_EQ(events[0].stored().first_block_index(), 0);
-  EXPECT_EQ(events[1].sequence(), events[0].sequence() + 1);
-  EXPECT_EQ(events[1].stored().hashes(), HashesOf(1, 2, 1));
-  EXPECT_EQ(events[1].stored().parent_hash(), HashOf(1, 1));
-  EXPECT_EQ(events[1].stored().first_block_index(), 2);
-
-  const auto again = Watch(a, events[1].sequence(), 1);
-  ASSERT_EQ(again.size(), 1u);
-  EXPECT_EQ(again[0].SerializeAsString(), events[1].SerializeAsString());
-}
-
-TEST_F(PrefixOrderTest, WhatIsEvictedIsToldAndCannotBeFoundAnyMore) {
-  options_.store.host_bytes = 64 * kPageBytes;
-  Worker& a = NewWorker();
-  a.Write({1, 2}, 10);
-  a.MustPublish(0, 0, {1, 2});
-  for (int prefix = 1; prefix < 200; ++prefix) a.MustPublish(prefix, 0, {1, 2});
-  EXPECT_EQ(a.MustLookup(HashesOf(0, 0, 2)).hit_blocks(), 0);
-  bool told = false;
-  for (const auto& event : Watch(a, 0, 200)) {
-    if (event.has_removed() && event.removed().hashes().find(HashOf(0, 1)) != std::string::npos) told = true;
-  }
-  EXPECT_TRUE(told);
-  ExpectClean();
-}
-
-TEST_F(PrefixOrderTest, EventsThatAreNoLongerKeptAreAnnouncedAsAGap) {
-  options_.store.event_log_bytes = 2048;
-  options_.store.first_sequence = 1000;
-  Worker& a = NewWorker();
-  a.Write({1}, 10);
-  for (int prefix = 0; prefix < 200; ++prefix) a.MustPublish(prefix, 0, {1});
-  const auto events = Watch(a, 1000, 2);
-  ASSERT_EQ(events.size(), 2u);
-  ASSERT_TRUE(events[0].has_gap());
-  EXPECT_EQ(events[0].gap().from_sequence(), 1000u);
-  EXPECT_EQ(events[0].gap().to_sequence(), events[1].sequence());
-  EXPECT_GT(events[1].sequence(), 1000u);
-}
-
-TEST_F(PrefixOrderTest, AWatchEndsWithItsSessionAndWithTheDaemon) {
-  Worker& a = NewWorker();
-  Worker& b = NewWorker();
-  const auto watch = [&](Worker& worker, grpc::ClientContext& context) {
-    v1::WatchEventsRequest request;
-    request.set_session_id(worker.client.session_id);
-    request.set_namespace_id(worker.name_space);
-    return worker.client.prefixes->WatchEvents(&context, request);
-  };
-  grpc::ClientContext of_a;
-  grpc::ClientContext of_b;
-  const auto stream_a = watch(a, of_a);
-  const auto stream_b = watch(b, of_b);
-  b.Write({1}, 10);
-  b.MustPublish(1, 0, {1});
-  v1::WatchEventsResponse event;
-  ASSERT_TRUE(stream_a->Read(&event));
-  ASSERT_TRUE(stream_b->Read(&event));
-  a.client.Close();
-  EXPECT_FALSE(stream_a->Read(&event));
-  EXPECT_EQ(ReasonOf(stream_a->Finish()), "SESSION_ENDED");
-  auto draining = std::async(std::launch::async, [&] { server_->Drain(std::chrono::seconds(10)); });
-  EXPECT_FALSE(stream_b->Read(&event));
-  EXPECT_EQ(ReasonOf(stream_b->Finish()), "DRAINING");
-  draining.get();
-}
-
 TEST_F(PrefixOrderTest, ANamespaceIsKeptToItsQuota) {
   options_.store.namespace_quota_bytes = 16 * kPageBytes;
   Worker& a = NewWorker("tenant a");
@@ -397,6 +302,53 @@ TEST_F(PrefixOrderTest, ADrainingDaemonTakesNoNewCalls) {
   ready.Set(1);
   EXPECT_EQ(ReasonOf(Finish(call)), "OK") << "what is under way may end";
   draining.get();
+}
+
+TEST_F(PrefixOrderTest, ARepeatedPublishIsAnsweredAndNotDoneAgain) {
+  Worker& a = NewWorker();
+  a.Write({1}, 10);
+  auto request = a.PublishRequest(1, 0, {1});
+  request.set_request_id(7);
+  v1::PublishResponse reply;
+  ASSERT_EQ(ReasonOf(a.Publish(request, &reply)), "OK");
+  EXPECT_EQ(reply.stored(), 1);
+  // The blocks may hold something else by now: even of hashes that are not stored nothing is copied.
+  request.set_hashes(HashOf(2, 0));
+  ASSERT_EQ(ReasonOf(a.Publish(request, &reply)), "OK");
+  EXPECT_EQ(reply.stored(), 1);
+  EXPECT_EQ(a.MustLookup(HashOf(2, 0)).hit_blocks(), 0);
+  auto bad = a.PublishRequest(3, 0, {0});
+  bad.set_request_id(8);
+  EXPECT_EQ(a.PublishReason(bad), "NULL_BLOCK");
+  auto good = a.PublishRequest(3, 0, {1});
+  good.set_request_id(8);
+  EXPECT_EQ(a.PublishReason(good), "OK") << "one that failed has no answer to repeat";
+  EXPECT_EQ(a.MustLookup(HashOf(3, 0)).hit_blocks(), 1);
+}
+
+// Nobody sets the counter of what has been answered, and it may not even be there any more.
+TEST_F(PrefixOrderTest, ARepeatedPublishDoesNotWait) {
+  Worker& a = NewWorker();
+  auto ready = MakeCounter(a, 5);
+  a.Write({1}, 10);
+  auto request = a.PublishRequest(1, 0, {1});
+  request.set_request_id(7);
+  v1::PublishResponse reply;
+  ASSERT_EQ(ReasonOf(a.Publish(request, &reply)), "OK");
+  *request.mutable_ready() = ready.value;  // never reached
+  reply.Clear();
+  ASSERT_EQ(ReasonOf(a.Publish(request, &reply)), "OK");
+  EXPECT_EQ(reply.stored(), 1);
+  request.mutable_ready()->set_buffer_id(12345);
+  EXPECT_EQ(a.PublishReason(request), "OK");
+  ASSERT_EQ(ReasonOf(a.client.Delete(a.cache)), "OK");
+  EXPECT_EQ(a.PublishReason(request), "OK");
+  // What is not known waits, or is refused.
+  request.set_request_id(8);
+  EXPECT_EQ(a.PublishReason(request), "BUFFER_NOT_FOUND");
+  request.set_request_id(7);
+  request.set_namespace_id(request.namespace_id() + 1);
+  EXPECT_EQ(a.PublishReason(request), "BUFFER_NOT_FOUND");
 }
 
 }  // namespace

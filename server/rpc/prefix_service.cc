@@ -7,58 +7,23 @@
 #include "kvsummary/v1/prefix.grpc.pb.h"
 #include "server/rpc/counters.h"
 #include "server/rpc/event_stream.h"
-#include "server/rpc/grpc_thread.h"
 #include "server/rpc/prefix_calls.h"
 #include "server/rpc/services.h"
 #include "server/rpc/status.h"
 #include "server/rpc/unary_reactor.h"
+#include "server/rpc/waiting_reactor.h"
 
 namespace kvsummary {
 namespace {
 
-// A call that moves pages of a cache: waits for its counter where it has one, then calls the store.
-class MoveReactor : public grpc::ServerUnaryReactor {
- public:
-  void OnCancel() final { context_.service.waits.Cancel(wait_); }  // never before Begin has returned
-  void OnDone() final { delete this; }
-
+// A call that moves pages of a cache.
+class MoveReactor : public WaitingReactor {
  protected:
-  explicit MoveReactor(const PrefixContext& context) : context_(context), admission_(context.service.drain) {}
-
-  // To be called once, when the object is complete.
-  template <typename Request>
-  void Begin(const Request& request) {
-    if (!admission_.admitted().ok()) return End(admission_.admitted());
-    auto session = context_.service.sessions.Find(request.session_id());
-    if (!session.ok()) return End(session.status());
-    session_ = *std::move(session);
-    const auto ready = FindCounter(*session_, request.has_ready(), request.ready(), "ready");
-    if (!ready.ok()) return End(ready.status());
-    if (!*ready || (*ready)->Reached()) return Move();
-    auto wait = context_.service.waits.Start(session_, **ready, "ready",
-                                             [this](const absl::Status& outcome) { Awaited(outcome); });
-    if (!wait.ok()) return End(wait.status());
-    wait_ = *std::move(wait);
-  }
-
-  void End(const absl::Status& status) { Finish(ToGrpc(status)); }
-
-  const PrefixContext& context() const { return context_; }
-  Session& session() const { return *session_; }
+  explicit MoveReactor(const PrefixContext& context) : WaitingReactor(context.service), prefixes_(context) {}
+  const PrefixContext& prefixes() const { return prefixes_; }
 
  private:
-  // Calls the store, or End.
-  virtual void Move() = 0;
-
-  void Awaited(const absl::Status& outcome) {
-    if (outcome.ok()) return OnGrpcThread([this] { Move(); });
-    End(OfCounter(outcome));
-  }
-
-  const PrefixContext context_;
-  const Drain::Call admission_;
-  std::shared_ptr<Session> session_;
-  std::weak_ptr<Waits::Wait> wait_;
+  const PrefixContext prefixes_;
 };
 
 class PublishReactor final : public MoveReactor {
@@ -69,18 +34,25 @@ class PublishReactor final : public MoveReactor {
   }
 
  private:
-  void Move() override {
-    const std::uint64_t number = session().number();
+  bool AnswerRepeated() override {
+    const auto before = prefixes().sessions.FindPublished(
+        session()->number(), static_cast<NamespaceId>(request_.namespace_id()), request_.request_id());
+    if (before) Answer(*before);
+    return before.has_value();
+  }
+
+  void Go() override {
+    const std::uint64_t number = session()->number();
     PublishArgs args = ToArgs(request_);
     args.session = number;
-    auto cache = FindBound(context(), number, args.name_space, request_.cache());
+    auto cache = FindBound(prefixes(), number, args.name_space, request_.cache());
     if (!cache.ok()) return End(cache.status());
     args.cache = *std::move(cache);
-    const auto before = context().sessions.BeginPublish(number, args.name_space, request_.request_id());
+    const auto before = prefixes().sessions.BeginPublish(number, args.name_space, request_.request_id());
     if (!before.ok()) return End(before.status());
     if (*before) return Answer(**before);
-    context().service.store.Publish(std::move(args), [this](absl::StatusOr<PublishResult> result) {
-      context().sessions.EndPublish(session().number(), request_.request_id(), result);
+    context().store.Publish(std::move(args), [this](absl::StatusOr<PublishResult> result) {
+      prefixes().sessions.EndPublish(session()->number(), request_.request_id(), result);
       if (!result.ok()) return End(result.status());
       Answer(*result);
     });
@@ -103,23 +75,23 @@ class LoadReactor final : public MoveReactor {
   }
 
  private:
-  void Move() override {
-    auto done = FindCounter(session(), request_.has_done(), request_.done(), "done");
+  void Go() override {
+    auto done = FindCounter(*session(), request_.has_done(), request_.done(), "done");
     if (!done.ok()) return End(done.status());
-    const std::uint64_t number = session().number();
+    const std::uint64_t number = session()->number();
     LoadArgs args = ToArgs(request_);
     args.session = number;
     auto cache =
-        FindBound(context(), number, static_cast<NamespaceId>(request_.namespace_id()), request_.cache());
+        FindBound(prefixes(), number, static_cast<NamespaceId>(request_.namespace_id()), request_.cache());
     if (!cache.ok()) return End(cache.status());
     args.cache = *std::move(cache);
-    context().service.store.Load(std::move(args),
-                                 [this, done = *std::move(done)](const absl::StatusOr<LoadResult>& result) {
-                                   if (!result.ok()) return End(result.status());
-                                   FillReply(*result, request_, reply_);
-                                   if (done && reply_->groups().empty()) done->Set();
-                                   End(absl::OkStatus());
-                                 });
+    context().store.Load(std::move(args),
+                         [this, done = *std::move(done)](const absl::StatusOr<LoadResult>& result) {
+                           if (!result.ok()) return End(result.status());
+                           FillReply(*result, request_, reply_);
+                           if (done && reply_->groups().empty()) done->Set();
+                           End(absl::OkStatus());
+                         });
   }
 
   const v1::LoadRequest& request_;  // gRPC keeps both until OnDone
@@ -128,7 +100,8 @@ class LoadReactor final : public MoveReactor {
 
 class PrefixService final : public v1::PrefixService::CallbackService {
  public:
-  explicit PrefixService(const ServiceContext& context) : service_(context), context_{service_, sessions_} {}
+  explicit PrefixService(const ServiceContext& context)
+      : service_(context), context_{service_, service_.prefixes} {}
 
   grpc::ServerUnaryReactor* DeclareNamespace(grpc::CallbackServerContext* /*call*/,
                                              const v1::DeclareNamespaceRequest* request,
@@ -188,7 +161,6 @@ class PrefixService final : public v1::PrefixService::CallbackService {
   }
 
   const ServiceContext service_;
-  PrefixSessions sessions_;
   const PrefixContext context_;
 };
 

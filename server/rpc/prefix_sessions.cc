@@ -78,6 +78,15 @@ absl::StatusOr<std::shared_ptr<const BoundCache>> PrefixSessions::FindBound(
   return std::shared_ptr<const BoundCache>(std::move(hold), views);
 }
 
+std::optional<PublishResult> PrefixSessions::FindPublished(std::uint64_t session, NamespaceId name_space,
+                                                           std::uint64_t request_id) const {
+  std::lock_guard lock(mutex_);
+  if (!CheckLocked(session, name_space).ok()) return std::nullopt;
+  const auto& publishes = sessions_.at(session).publishes;
+  const auto publish = publishes.find(request_id);
+  return publish != publishes.end() ? publish->second : std::nullopt;
+}
+
 absl::StatusOr<std::optional<PublishResult>> PrefixSessions::BeginPublish(std::uint64_t session,
                                                                           NamespaceId name_space,
                                                                           std::uint64_t request_id) {

@@ -44,6 +44,9 @@ class PrefixSessions {
   absl::StatusOr<std::shared_ptr<const BoundCache>> FindBound(std::uint64_t session, NamespaceId name_space,
                                                               const std::shared_ptr<Cache>& cache) const;
 
+  // The result of the publish that had this id, if it is remembered and has ended.
+  std::optional<PublishResult> FindPublished(std::uint64_t session, NamespaceId name_space,
+                                             std::uint64_t request_id) const;
   // Begins the publish of an id: nothing, or the result of the one that had this id before.
   // REQUEST_UNDER_WAY. Id 0 is never remembered.
   absl::StatusOr<std::optional<PublishResult>> BeginPublish(std::uint64_t session, NamespaceId name_space,

@@ -386,28 +386,6 @@ TEST_F(PrefixTest, ABindingDoesNotKeepADeletedCachesMemory) {
   EXPECT_EQ(caches_->devices()[0]->budget().used_bytes(), before);
 }
 
-TEST_F(PrefixTest, ARepeatedPublishIsAnsweredAndNotDoneAgain) {
-  Worker& a = NewWorker();
-  a.Write({1}, 10);
-  auto request = a.PublishRequest(1, 0, {1});
-  request.set_request_id(7);
-  v1::PublishResponse reply;
-  ASSERT_EQ(ReasonOf(a.Publish(request, &reply)), "OK");
-  EXPECT_EQ(reply.stored(), 1);
-  // The blocks may hold something else by now: even of hashes that are not stored nothing is copied.
-  request.set_hashes(HashOf(2, 0));
-  ASSERT_EQ(ReasonOf(a.Publish(request, &reply)), "OK");
-  EXPECT_EQ(reply.stored(), 1);
-  EXPECT_EQ(a.MustLookup(HashOf(2, 0)).hit_blocks(), 0);
-  auto bad = a.PublishRequest(3, 0, {0});
-  bad.set_request_id(8);
-  EXPECT_EQ(a.PublishReason(bad), "NULL_BLOCK");
-  auto good = a.PublishRequest(3, 0, {1});
-  good.set_request_id(8);
-  EXPECT_EQ(a.PublishReason(good), "OK") << "one that failed has no answer to repeat";
-  EXPECT_EQ(a.MustLookup(HashOf(3, 0)).hit_blocks(), 1);
-}
-
 TEST_F(PrefixTest, APageThatIsPresentIsNotCopiedAgain) {
   Worker& a = NewWorker();
   a.Write({1}, 10);

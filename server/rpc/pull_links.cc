@@ -55,12 +55,12 @@ absl::Status Unreachable(const std::string& address, std::string_view why) {
 }
 
 // Another daemon's staging memory, mapped for reading.
-class Mapping {
+class MappedStaging {
  public:
-  Mapping(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
-  ~Mapping() { munmap(data_, bytes_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+  MappedStaging(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+  ~MappedStaging() { munmap(data_, bytes_); }
+  MappedStaging(const MappedStaging&) = delete;
+  MappedStaging& operator=(const MappedStaging&) = delete;
   const char* data() const { return static_cast<const char*>(data_); }
 
  private:
@@ -68,7 +68,7 @@ class Mapping {
   const std::size_t bytes_;
 };
 
-std::shared_ptr<Mapping> Redeem(const std::string& socket, const v1::MemoryHandle& memory) {
+std::shared_ptr<MappedStaging> Redeem(const std::string& socket, const v1::MemoryHandle& memory) {
   if (memory.handle().size() != kTicketBytes || memory.size_bytes() <= 0) return nullptr;
   const OwnedDescriptor pidfd = OpenSelfPidfd();
   Redeemed redeemed;
@@ -77,13 +77,13 @@ std::shared_ptr<Mapping> Redeem(const std::string& socket, const v1::MemoryHandl
   const auto bytes = static_cast<std::size_t>(memory.size_bytes());
   if (!status.ok() || !redeemed.descriptor.valid() || redeemed.size_bytes != bytes) return nullptr;
   void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, redeemed.descriptor.get(), 0);
-  return data == MAP_FAILED ? nullptr : std::make_shared<Mapping>(data, bytes);
+  return data == MAP_FAILED ? nullptr : std::make_shared<MappedStaging>(data, bytes);
 }
 
 // Memory of another daemon that parts of a pull lie in. Filled in on the cache's executor, where its users
 // are too.
 struct Reach {
-  std::shared_ptr<Mapping> mapping;      // of the host
+  std::shared_ptr<MappedStaging> mapping;      // of the host
   std::shared_ptr<const Memory> memory;  // of a CUDA device
   std::int64_t bytes = 0;
 };
@@ -469,7 +469,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   const std::string boot_id_ = BootId();
   const std::unique_ptr<v1::HandoffService::Stub> stub_;
   std::mutex mapping_mutex_;
-  std::shared_ptr<Mapping> mapping_;  // with mapping_mutex_ held
+  std::shared_ptr<MappedStaging> mapping_;  // with mapping_mutex_ held
   std::mutex mutex_;
   std::condition_variable idle_;
   bool closed_ = false;

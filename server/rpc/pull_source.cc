@@ -227,7 +227,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     handle.set_kind(static_cast<v1::MemoryKind>(memory->kind()));
     handle.set_size_bytes(memory->bytes());
     handle.set_device_uuid(device.uuid());
-    handle.set_generation(context_.caches.first_generation());
+    handle.set_generation(context_.handoff.generation());
     if (!memory->ipc_handle().empty()) {
       handle.set_handle(memory->ipc_handle());
       return !begin.device_uuid().empty();

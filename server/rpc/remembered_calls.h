@@ -18,6 +18,14 @@ namespace kvsummary {
 template <typename Answer>
 class RememberedCalls {
  public:
+  // The answer of an id whose call has ended, if it is remembered.
+  std::optional<Answer> Find(std::uint64_t session, std::uint64_t request_id) const {
+    const std::lock_guard lock(mutex_);
+    const auto entry = sessions_.find(session);
+    if (entry == sessions_.end()) return std::nullopt;
+    const auto call = entry->second.calls.find(request_id);
+    return call == entry->second.calls.end() ? std::nullopt : call->second;
+  }
   // Begins the call of an id: nothing, or the answer of the one that had this id before. REQUEST_UNDER_WAY.
   // Id 0 is never remembered.
   absl::StatusOr<std::optional<Answer>> Begin(std::uint64_t session, std::uint64_t request_id) {
@@ -59,7 +67,7 @@ class RememberedCalls {
     std::map<std::uint64_t, std::optional<Answer>> calls;  // nothing: under way
     std::deque<std::uint64_t> ended;                       // the oldest first
   };
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<std::uint64_t, Entry> sessions_;
 };
 

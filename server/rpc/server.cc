@@ -12,18 +12,21 @@
 
 #include "absl/strings/str_format.h"
 #include "server/cache/reaper.h"
+#include "server/handoff/handoff_text.h"
 #include "server/memory/descriptor_server.h"
 #include "server/memory/socket_file.h"
 #include "server/rpc/listen.h"
+#include "server/rpc/prefix_sessions.h"
 #include "server/rpc/services.h"
 #include "server/rpc/update_queue.h"
+#include "server/session/random.h"
 
 namespace kvsummary {
 namespace {
 
 constexpr const char* kServiceNames[] = {"kvsummary.v1.SessionService", "kvsummary.v1.CacheService",
-                                         "kvsummary.v1.UpdateService", "kvsummary.v1.PrefixService",
-                                         "kvsummary.v1.AdminService"};
+                                         "kvsummary.v1.UpdateService",  "kvsummary.v1.PrefixService",
+                                         "kvsummary.v1.HandoffService", "kvsummary.v1.AdminService"};
 
 // What messages may take while they are being received, of all clients together. gRPC slows clients down as
 // this fills, and beyond it closes connections and ends calls with RESOURCE_EXHAUSTED.
@@ -63,6 +66,10 @@ struct Server::Impl {
       : store(std::move(page_store)),
         waits(options.waits),
         queues(caches, stats, drain, options.waits),
+        bounces(caches.devices()),
+        offers(caches.devices(), options.handoff),
+        links(options.pull, stats),
+        handoff{.instance = "", .address = options.advertise, .peers = options.peers},
         context{.caches = caches,
                 .stats = stats,
                 .drain = drain,
@@ -72,7 +79,12 @@ struct Server::Impl {
                 .descriptor_socket = descriptor_socket,
                 .waits = waits,
                 .queues = queues,
-                .store = *store} {}
+                .store = *store,
+                .prefixes = prefixes,
+                .offers = offers,
+                .bounces = bounces,
+                .links = links,
+                .handoff = handoff} {}
 
   Stats stats;
   class Drain drain;
@@ -83,6 +95,11 @@ struct Server::Impl {
   const std::unique_ptr<PageStore> store;
   Waits waits;
   UpdateQueues queues;
+  PrefixSessions prefixes;
+  Bounces bounces;
+  Offers offers;
+  PullLinks links;
+  HandoffIdentity handoff;  // set before any service is made, but for a port that the system chooses
   ServiceContext context;
   std::vector<SocketLock> locks;
   std::vector<std::unique_ptr<grpc::Service>> services;
@@ -123,10 +140,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
     impl->descriptors = *std::move(descriptors);
   }
 
+  auto instance = RandomBytes(kInstanceBytes);
+  if (!instance.ok()) return instance.status();
+  impl->handoff.instance = *std::move(instance);
+  if (impl->handoff.address.empty() && !addresses.empty()) impl->handoff.address = addresses[0].grpc;
+
   impl->services.push_back(MakeSessionService(impl->context));
   impl->services.push_back(MakeCacheService(impl->context));
   impl->services.push_back(MakeUpdateService(impl->context));
   impl->services.push_back(MakePrefixService(impl->context));
+  impl->services.push_back(MakeHandoffService(impl->context));
   impl->services.push_back(
       MakeAdminService(impl->context, {.version = kVersion, .max_message_bytes = options.max_message_bytes}));
   grpc::ServerBuilder builder;
@@ -158,6 +181,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
     impl->addresses.push_back(std::move(address));
   }
   if (impl->server == nullptr) return absl::UnavailableError("the gRPC server does not start");
+  if (options.advertise.empty() && !impl->addresses.empty()) impl->handoff.address = impl->addresses[0];
   auto* health = impl->server->GetHealthCheckService();
   health->SetServingStatus(true);
   for (const char* name : kServiceNames) health->SetServingStatus(name, true);

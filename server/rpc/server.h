@@ -8,8 +8,11 @@
 
 #include "absl/status/statusor.h"
 #include "server/cache/cache.h"
+#include "server/handoff/offers.h"
+#include "server/handoff/peers.h"
 #include "server/memory/socket_file.h"
 #include "server/ops/stats.h"
+#include "server/rpc/pull_links.h"
 #include "server/session/session.h"
 #include "server/session/waits.h"
 #include "server/store/page_store.h"
@@ -32,6 +35,11 @@ class Server {
     std::chrono::milliseconds keepalive{4500};
     Waits::Options waits = {};
     PageStore::Options store = {};
+    Offers::Options handoff = {};
+    PullLinks::Options pull = {};
+    // Where other daemons reach this one, as it stands in hand-offs. Empty: the first address of `listen`.
+    std::string advertise = {};
+    Peers peers = {};  // daemons whose hand-offs may be accepted
   };
 
   // Makes the page store, or says why there is no room for it. Listens on every address, or on none and says

@@ -11,6 +11,7 @@
 namespace kvsummary {
 
 std::unique_ptr<grpc::Service> MakeCacheService(const ServiceContext& context);
+std::unique_ptr<grpc::Service> MakeHandoffService(const ServiceContext& context);
 std::unique_ptr<grpc::Service> MakePrefixService(const ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeSessionService(const ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeUpdateService(const ServiceContext& context);

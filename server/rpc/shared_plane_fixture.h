@@ -10,21 +10,10 @@
 #include <thread>
 
 #include "server/rpc/server_fixture.h"
+#include "server/rpc/test_buffer_layout.h"
 #include "server/session/session.h"
 
 namespace kvsummary {
-
-inline constexpr std::int64_t kBufferBytes = 1 << 20;
-
-// Where the tests put things in a buffer.
-inline constexpr std::int64_t kReady = 0;
-inline constexpr std::int64_t kDone = 64;
-inline constexpr std::int64_t kSlots = 4096;
-inline constexpr std::int64_t kPositions = 8192;
-inline constexpr std::int64_t kStarts = 12288;
-inline constexpr std::int64_t kLens = 16384;
-inline constexpr std::int64_t kBases = 20480;
-inline constexpr std::int64_t kRows = 65536;
 
 class TestBuffer final : public Buffer {
  public:

@@ -34,7 +34,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
       is(Reason::QUOTA_EXCEEDED) || is(Reason::HANDOFF_BUDGET_EXCEEDED)) {
     google::rpc::QuotaFailure quota;
     auto* violation = quota.add_violations();
-    violation->set_subject(is(Reason::QUOTA_EXCEEDED) ? "namespace"
+    violation->set_subject(is(Reason::QUOTA_EXCEEDED)            ? "namespace"
                            : is(Reason::STORE_FULL)              ? "store"
                            : is(Reason::HANDOFF_BUDGET_EXCEEDED) ? "handoff"
                                                                  : "memory");

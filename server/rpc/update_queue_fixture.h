@@ -18,20 +18,10 @@
 #include "kernels/update.h"
 #include "proto/update_queue.h"
 #include "server/rpc/server.h"
+#include "server/rpc/test_buffer_layout.h"
 #include "server/rpc/test_client.h"
 
 namespace kvsummary {
-
-inline constexpr std::int64_t kBufferBytes = 1 << 20;
-
-// Where the tests put things in a worker's buffer.
-inline constexpr std::int64_t kReady = 0;
-inline constexpr std::int64_t kDone = 64;
-inline constexpr std::int64_t kSlots = 4096;
-inline constexpr std::int64_t kPositions = 8192;
-inline constexpr std::int64_t kStarts = 12288;
-inline constexpr std::int64_t kBases = 20480;
-inline constexpr std::int64_t kRows = 65536;
 
 // A worker: a session, a registered buffer, a queue, and the worker's own count of entries.
 struct Worker {

@@ -28,6 +28,7 @@ class WaitingReactor : public grpc::ServerUnaryReactor {
     auto session = context_.sessions.Find(request.session_id());
     if (!session.ok()) return End(session.status());
     session_ = *std::move(session);
+    if (AnswerRepeated()) return;
     const auto ready = FindCounter(*session_, request.has_ready(), request.ready(), "ready");
     if (!ready.ok()) return End(ready.status());
     if (!*ready || (*ready)->Reached()) return Go();
@@ -43,6 +44,8 @@ class WaitingReactor : public grpc::ServerUnaryReactor {
   const std::shared_ptr<Session>& session() const { return session_; }
 
  private:
+  // Ends a call whose answer is known: that has nothing to wait for. Whether it has.
+  virtual bool AnswerRepeated() { return false; }
   // Does the call's work, and sees to it that End is called.
   virtual void Go() = 0;
 

@@ -31,7 +31,7 @@ absl::StatusOr<NamespaceId> Catalog::Declare(std::uint64_t session, const Namesp
     if (ns.spec.groups != spec.groups) {
       return Refuse(Reason::NAMESPACE_DIFFERS, "groups", "the namespace exists with other groups");
     }
-    ns.sessions.insert(session);
+    if (auto s = AddSession(ns, session); !s.ok()) return s;
     return ns.id;
   }
   ForgetUnused();
@@ -48,14 +48,29 @@ absl::StatusOr<NamespaceId> Catalog::Declare(std::uint64_t session, const Namesp
     g.slot_bytes = (group.bytes_per_block + kPageUnit - 1) / kPageUnit * kPageUnit;
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
       PolicyContext context{&ns->pages, &clock_, [this, ns](Entry e) { return Eligible(*ns, e); }};
-      g.policies.push_back(options_.policy == PageStore::Policy::kLru ? MakeLruPolicy(context)
-                                                                      : MakeS3FifoPolicy(context));
+      g.queues.push_back({.name_space = ns,
+                          .pages = &ns->pages,
+                          .slot_bytes = g.slot_bytes,
+                          .policy = options_.policy == PageStore::Policy::kLru ? MakeLruPolicy(context)
+                                                                               : MakeS3FifoPolicy(context)});
     }
   }
-  ns->sessions.insert(session);
+  if (auto s = AddSession(*ns, session); !s.ok()) return s;
   namespaces_.emplace(id, std::move(made));
   keys_to_ids_.emplace(spec.key, id);
   return id;
+}
+
+absl::Status Catalog::AddSession(Namespace& ns, std::uint64_t session) {
+  if (ns.sessions.contains(session)) return absl::OkStatus();
+  std::set<NamespaceId>& declared = declared_[session];
+  if (declared.size() >= static_cast<std::size_t>(kMaxNamespacesPerSession)) {
+    return Refuse(Reason::SESSION_LIMIT, "session_id",
+                  absl::StrFormat("the session has declared %d namespaces already", declared.size()));
+  }
+  declared.insert(ns.id);
+  ns.sessions.insert(session);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<NamespacePtr> Catalog::Find(std::uint64_t session, NamespaceId id) const {
@@ -231,7 +246,10 @@ void Catalog::EndSession(std::uint64_t session) {
   while (const auto lease = leases_.TakeOf(session)) UnpinLease(*lease);
   for (PublishPlan* plan : publishes_) plan->session_ended |= plan->args.session == session;
   for (LoadPlan* plan : loads_) plan->session_ended |= plan->args.session == session;
-  for (auto& [id, ns] : namespaces_) ns->sessions.erase(session);
+  if (const auto declared = declared_.find(session); declared != declared_.end()) {
+    for (const NamespaceId id : declared->second) namespaces_.at(id)->sessions.erase(session);
+    declared_.erase(declared);
+  }
   ForgetUnused();
 }
 
@@ -239,10 +257,13 @@ void Catalog::ForgetUnused() {
   ApplyTouches();
   FlushRemoved();
   for (auto it = namespaces_.begin(); it != namespaces_.end();) {
-    const Namespace& ns = *it->second;
+    Namespace& ns = *it->second;
     if (!ns.sessions.empty() || ns.used_bytes > 0 || ns.visible > 0) {
       ++it;
       continue;
+    }
+    for (Group& group : ns.groups) {
+      for (std::size_t tier = 0; tier < tiers_.size(); ++tier) tiers_[tier].order.Forget(group.queues[tier]);
     }
     first_sequence_ = std::max(first_sequence_, ns.events.next_sequence());
     keys_to_ids_.erase(ns.spec.key);

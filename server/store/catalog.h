@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/store/event_log.h"
+#include "server/store/eviction_order.h"
 #include "server/store/eviction_policy.h"
 #include "server/store/hash_index.h"
 #include "server/store/lease_table.h"
@@ -45,7 +47,7 @@ struct Namespace : std::enable_shared_from_this<Namespace> {
     GroupSpec spec;
     std::int64_t slot_bytes = 0;  // bytes_per_block rounded up
     HashIndex index;
-    std::vector<std::unique_ptr<EvictionPolicy>> policies;  // by tier
+    std::vector<EvictionQueue> queues;  // by tier
   };
 
   Namespace(NamespaceId id, const NamespaceSpec& spec, std::uint64_t first_sequence, std::size_t log_bytes)
@@ -196,6 +198,7 @@ class Catalog {
     std::int64_t promotion_bytes = 0;  // targets of promotions
     std::int64_t pages = 0;
     bool draining = false;  // from the high watermark to the low one
+    EvictionOrder order = {};
     std::int64_t evicted = 0, demoted = 0, promoted = 0;
   };
   using Group = Namespace::Group;
@@ -208,8 +211,12 @@ class Catalog {
   Group& GroupOf(Namespace& ns, Entry entry) const { return ns.groups[ns.pages.record(entry).group]; }
   std::uint64_t KeyOf(const Namespace& ns, const char* hash) const;
   std::uint64_t KeyOf(const Namespace& ns, Entry entry) const { return KeyOf(ns, ns.pages.hash(entry)); }
-  EvictionPolicy& PolicyOf(Namespace& ns, Entry entry) const {
-    return *GroupOf(ns, entry).policies[ns.pages.record(entry).tier];
+  // To be told something of the page.
+  EvictionPolicy& PolicyOf(Namespace& ns, Entry entry) {
+    const std::uint8_t tier = ns.pages.record(entry).tier;
+    EvictionQueue& queue = GroupOf(ns, entry).queues[tier];
+    tiers_[tier].order.NoteChange(queue);
+    return *queue.policy;
   }
   // The visible page with this hash.
   Entry FindPage(const Namespace& ns, const Group& group, std::uint64_t key, const char* hash) const;
@@ -232,6 +239,7 @@ class Catalog {
   void ApplyTouches();
   void CountUpper(Namespace& ns, Entry child, int change);
   void UnpinLease(const Lease& lease);
+  absl::Status AddSession(Namespace& ns, std::uint64_t session);
   void ForgetUnused();
   void AddEvent(Namespace& ns, StoreEvent event);
   void FlushRemoved();
@@ -239,8 +247,9 @@ class Catalog {
   // catalog_evict.cc
   bool MakeQuota(Namespace& ns, std::int64_t slot_bytes);
   Unit AllocateIn(std::uint8_t tier, std::int64_t slot_bytes);
-  bool EvictFor(std::uint8_t tier, std::int64_t slot_bytes);
-  bool Evict(Namespace& ns, Entry entry);
+  // `may_drop`: a page that finds no room below goes all the same, as it must when a slot is needed now.
+  bool EvictFor(std::uint8_t tier, std::int64_t slot_bytes, bool may_drop);
+  bool Evict(Namespace& ns, Entry entry, bool may_drop);
   bool Demote(Namespace& ns, Entry entry);
   bool DropOldestOf(Namespace& ns);
 
@@ -263,6 +272,8 @@ class Catalog {
   const char* HashAt(const Namespace& ns, std::int64_t block) const;
   void ExtendKeys(const Namespace& ns, std::int64_t count);
   bool Follows(const PageRecord& record, std::int64_t block) const;
+  void MatchNeighbours(const Namespace& ns, const Group& group, std::size_t count, Matches& matches) const;
+  bool MatchBatch(const Namespace& ns, const Group& group, std::size_t end, Matches& matches);
   void MatchRun(const Namespace& ns, const Group& group, std::int64_t count, Matches& matches);
   std::int64_t MatchWindow(const Namespace& ns, const Group& group, std::int64_t blocks, std::int64_t count,
                            Matches& matches);
@@ -284,6 +295,7 @@ class Catalog {
   std::uint64_t first_sequence_;
   std::map<NamespaceId, NamespacePtr> namespaces_;
   std::map<NamespaceKey, NamespaceId> keys_to_ids_;
+  std::map<std::uint64_t, std::set<NamespaceId>> declared_;  // by session
   LeaseTable leases_;
   std::vector<Demotion> demotions_;
   std::vector<PublishPlan*> publishes_;  // under way

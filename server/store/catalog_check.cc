@@ -132,9 +132,9 @@ void Catalog::CheckNamespace(const Namespace& ns, Found& found) const {
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
       const std::int64_t want =
           found.ordered[{static_cast<std::uint8_t>(g), static_cast<std::uint8_t>(tier)}];
-      if (group.policies[tier]->size() != want) {
+      if (group.queues[tier].policy->size() != want) {
         found.Problem(ns, absl::StrFormat("the policy of group %d in tier %s has %d pages, not %d", g,
-                                          tiers_[tier].name, group.policies[tier]->size(), want));
+                                          tiers_[tier].name, group.queues[tier].policy->size(), want));
       }
     }
   }

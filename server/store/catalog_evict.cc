@@ -24,45 +24,33 @@ Unit Catalog::AllocateIn(std::uint8_t tier, std::int64_t slot_bytes) {
   if (slot_bytes > tiers_[tier].slots.capacity_bytes()) return kNoUnit;
   while (true) {
     if (const Unit unit = tiers_[tier].slots.Allocate(slot_bytes); unit != kNoUnit) return unit;
-    if (!EvictFor(tier, slot_bytes)) return kNoUnit;
+    if (!EvictFor(tier, slot_bytes, true)) return kNoUnit;
   }
 }
 
 // Pages of the same size make room at once; those of another size only when their slab is empty. So a size
 // takes its own oldest page, and one of another size goes as well when it is older: in the long run, pages of
 // all sizes are as old as each other.
-bool Catalog::EvictFor(std::uint8_t tier, std::int64_t slot_bytes) {
-  struct Candidate {
-    Namespace* ns = nullptr;
-    Entry entry = kNoEntry;
-    std::uint64_t stamp = 0;
-  };
-  Candidate own;
-  Candidate other;
-  for (auto& [id, ns] : namespaces_) {
-    for (Group& group : ns->groups) {
-      EvictionPolicy& policy = *group.policies[tier];
-      if (policy.size() == 0) continue;
-      const Entry entry = policy.Victim();
-      if (entry == kNoEntry) continue;
-      Candidate& best = group.slot_bytes == slot_bytes ? own : other;
-      const std::uint64_t stamp = ns->pages.extra(entry).stamp;
-      if (best.ns == nullptr || stamp < best.stamp) best = {ns.get(), entry, stamp};
-    }
-  }
+bool Catalog::EvictFor(std::uint8_t tier, std::int64_t slot_bytes, bool may_drop) {
+  EvictionOrder& order = tiers_[tier].order;
+  const EvictionQueue* oldest = order.Oldest();
+  const EvictionQueue* own = order.OldestOf(slot_bytes);
+  Namespace* own_namespace = own != nullptr ? own->name_space : nullptr;
+  const Entry own_page = own != nullptr ? own->victim : kNoEntry;
   bool evicted = false;
-  if (other.ns != nullptr && (own.ns == nullptr || other.stamp < own.stamp))
-    evicted = Evict(*other.ns, other.entry);
+  if (oldest != own) evicted = Evict(*oldest->name_space, oldest->victim, may_drop);
   // The first may have taken the second's page for room in the host tier.
-  if (own.ns != nullptr && Eligible(*own.ns, own.entry) && own.ns->pages.record(own.entry).tier == tier) {
-    evicted |= Evict(*own.ns, own.entry);
+  if (own_namespace != nullptr && Eligible(*own_namespace, own_page) &&
+      own_namespace->pages.record(own_page).tier == tier) {
+    evicted |= Evict(*own_namespace, own_page, may_drop);
   }
   return evicted;
 }
 
-bool Catalog::Evict(Namespace& ns, Entry entry) {
+bool Catalog::Evict(Namespace& ns, Entry entry, bool may_drop) {
   const PageRecord& r = ns.pages.record(entry);
   if (r.tier != kHostTier && Demote(ns, entry)) return true;
+  if (!may_drop) return false;
   if (r.children > 0) return false;  // they are in the host tier, which has no room
   ++tiers_[r.tier].evicted;
   Lose(ns, entry, true);
@@ -91,7 +79,7 @@ bool Catalog::DropOldestOf(Namespace& ns) {
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     Entry oldest = kNoEntry;
     for (Group& group : ns.groups) {
-      const Entry entry = group.policies[tier]->Victim();
+      const Entry entry = group.queues[tier].policy->Victim();
       if (entry == kNoEntry || ns.pages.record(entry).children > 0) continue;
       if (oldest == kNoEntry || ns.pages.extra(entry).stamp < ns.pages.extra(oldest).stamp) oldest = entry;
     }
@@ -128,10 +116,7 @@ void Catalog::DemoteBelowWatermark(std::uint8_t tier) {
   ApplyTouches();
   const std::int64_t before = t.slots.used_bytes();
   while (used() > options_.low_watermark * capacity && before - t.slots.used_bytes() < kDemotionBatchBytes) {
-    if (!EvictFor(tier, 0)) {
-      t.draining = false;
-      return;
-    }
+    if (!EvictFor(tier, 0, false)) return;  // nothing can go down for now
   }
   if (used() <= options_.low_watermark * capacity) t.draining = false;
 }

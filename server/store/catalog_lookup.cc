@@ -1,7 +1,9 @@
 // Lookup: the longest hit that all groups admit.
 //
-// Hashes are looked up in batches: first all slots of the index are fetched from memory, then all records,
-// then they are compared. So the time of a long lookup is that of memory's bandwidth, not of its latency.
+// Pages that were published together have records side by side: so behind a page, the next record is compared
+// first, and as long as it is the page of the next block neither keys nor the index are needed. Other hashes
+// are looked up in batches: first all slots of the index are fetched from memory, then all records, then they
+// are compared. So the time of a long lookup is that of memory's bandwidth, not of its latency.
 #include <algorithm>
 #include <utility>
 
@@ -15,6 +17,7 @@
 namespace kvsummary {
 namespace {
 
+constexpr std::size_t kBatch = 64;
 constexpr std::int64_t kMaxUsesPages = std::int64_t{1} << 22;  // that wait for the policies
 
 // The first block that a hit of so many blocks needs of a WINDOW group.
@@ -42,43 +45,69 @@ bool Catalog::Follows(const PageRecord& r, std::int64_t block) const {
   return std::int64_t{r.block} == block && r.parent_key == (b > 0 ? keys_[b - 1] : 0);
 }
 
-// Appends the pages of the leading blocks that match, of at most `count`.
-void Catalog::MatchRun(const Namespace& ns, const Group& group, std::int64_t count, Matches& matches) {
-  constexpr std::int64_t kBatch = 64;
+// Appends the pages of the blocks behind the last match as long as their records follow its record.
+void Catalog::MatchNeighbours(const Namespace& ns, const Group& group, std::size_t count,
+                              Matches& matches) const {
+  constexpr Entry kAhead = 16;  // records to be fetched from memory
+  const auto index = static_cast<std::uint8_t>(&group - ns.groups.data());
+  std::size_t block = matches.entries.size();
+  Entry entry = matches.entries.back() + 1;
+  for (; block < count && entry < ns.pages.end(); ++block, ++entry) {
+    if (entry + kAhead < ns.pages.end()) __builtin_prefetch(&ns.pages.record(entry + kAhead));
+    const PageRecord& r = ns.pages.record(entry);
+    // Its parent is the page before: so it is at the right index, behind the right hash.
+    if (r.parent != entry - 1 || r.group != index || !Visible(r.life) ||
+        !ns.pages.HashIs(r, HashAt(ns, static_cast<std::int64_t>(block)))) {
+      return;
+    }
+    matches.entries.push_back(entry);
+    matches.tiers.push_back(r.tier);
+  }
+}
+
+// Appends the pages of a batch of blocks behind the last match, as far as they match: whether all do.
+bool Catalog::MatchBatch(const Namespace& ns, const Group& group, std::size_t end, Matches& matches) {
   Entry guesses[kBatch];
   const PageRecord* records[kBatch];
-  matches.entries.resize(static_cast<std::size_t>(count));
-  matches.tiers.resize(static_cast<std::size_t>(count));
-  std::int64_t matched = 0;
-  Entry before = kNoEntry;
-  for (; matched < count; matched = std::min(count, matched + kBatch)) {
-    const std::int64_t begin = matched;
-    const std::int64_t batch = std::min(count - begin, kBatch);
-    ExtendKeys(ns, begin + batch);
-    const std::uint64_t* keys = keys_.data() + begin;
-    for (std::int64_t i = 0; i < batch; ++i) group.index.Prefetch(keys[i]);
-    for (std::int64_t i = 0; i < batch; ++i) {
-      guesses[i] = group.index.Guess(keys[i]);
-      if (guesses[i] == kNoEntry) continue;
-      records[i] = &ns.pages.record(guesses[i]);
-      __builtin_prefetch(records[i]);
+  const std::size_t begin = matches.entries.size();
+  const std::size_t batch = end - begin;
+  ExtendKeys(ns, static_cast<std::int64_t>(end));
+  const std::uint64_t* keys = keys_.data() + begin;
+  for (std::size_t i = 0; i < batch; ++i) group.index.Prefetch(keys[i]);
+  for (std::size_t i = 0; i < batch; ++i) {
+    guesses[i] = group.index.Guess(keys[i]);
+    if (guesses[i] == kNoEntry) continue;
+    records[i] = &ns.pages.record(guesses[i]);
+    __builtin_prefetch(records[i]);
+  }
+  for (std::size_t i = 0; i < batch; ++i) {
+    const auto block = static_cast<std::int64_t>(begin + i);
+    const char* hash = HashAt(ns, block);
+    Entry entry = guesses[i];
+    if (entry != kNoEntry && !ns.pages.HashIs(*records[i], hash)) {
+      entry = FindPage(ns, group, keys[i], hash);
+      if (entry != kNoEntry) records[i] = &ns.pages.record(entry);
     }
-    for (std::int64_t i = 0; i < batch; ++i) {
-      const char* hash = HashAt(ns, begin + i);
-      Entry entry = guesses[i];
-      if (entry != kNoEntry && !ns.pages.HashIs(*records[i], hash)) {
-        entry = FindPage(ns, group, keys[i], hash);
-        if (entry != kNoEntry) records[i] = &ns.pages.record(entry);
-      }
-      if (entry == kNoEntry || !Follows(*records[i], begin + i)) {
-        matches.entries.resize(static_cast<std::size_t>(begin + i));
-        return;
-      }
-      const auto at = static_cast<std::size_t>(begin + i);
-      matches.entries[at] = entry;
-      matches.tiers[at] = records[i]->tier;
-      if (records[i]->parent != before && at > 0) matches.breaks.push_back(at);
-      before = entry;
+    if (entry == kNoEntry || !Follows(*records[i], block)) return false;
+    if (block > 0 && records[i]->parent != matches.entries.back()) matches.breaks.push_back(begin + i);
+    matches.entries.push_back(entry);
+    matches.tiers.push_back(records[i]->tier);
+  }
+  return true;
+}
+
+// Appends the pages of the leading blocks that match, of at most `count`.
+void Catalog::MatchRun(const Namespace& ns, const Group& group, std::int64_t count, Matches& matches) {
+  const auto end = static_cast<std::size_t>(count);
+  matches.entries.reserve(end);
+  matches.tiers.reserve(end);
+  while (matches.entries.size() < end) {
+    const std::size_t begin = matches.entries.size();
+    if (!MatchBatch(ns, group, std::min(end, begin + kBatch), matches)) return;
+    // Where the last two are no neighbours the next one hardly is.
+    const std::size_t last = matches.entries.size() - 1;
+    if (last > begin && matches.entries[last] == matches.entries[last - 1] + 1) {
+      MatchNeighbours(ns, group, end, matches);
     }
   }
 }

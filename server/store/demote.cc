@@ -1,8 +1,8 @@
 // Copies down: an upper tier's device moves the pages, then the store's thread takes their checksums.
 #include <map>
 #include <utility>
+#include <vector>
 
-#include "server/store/hashing.h"
 #include "server/store/page_store_impl.h"
 
 namespace kvsummary {
@@ -37,16 +37,20 @@ void PageStore::Impl::RunDemotions(const std::shared_ptr<Demoting>& op) {
 }
 
 void PageStore::Impl::EndDemotions(Demoting& op) {
+  std::vector<Demotion*> pages;
+  std::vector<Checksummer::Page> sums;
   for (Demotion& page : op.pages) {
-    if (op.status.ok() && !page.has_checksum) {
-      page.checksum = Checksum(memory->HostPage(page.to), static_cast<std::size_t>(page.bytes));
-    }
+    if (!op.status.ok() || page.has_checksum) continue;
+    pages.push_back(&page);
+    sums.push_back({memory->HostPage(page.to), static_cast<std::size_t>(page.bytes)});
   }
+  checksummer.Sum(sums);
+  for (std::size_t i = 0; i < pages.size(); ++i) pages[i]->checksum = sums[i].sum;
   Locked([&] {
     for (const Demotion& page : op.pages) catalog.CommitDemotion(page, op.status.ok());
     catalog.DemoteBelowWatermark(op.pages.front().from_tier);
   });
-  EndOperation();
+  EndOwnOperation();
 }
 
 }  // namespace kvsummary

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "server/error.h"
-#include "server/store/hashing.h"
 #include "server/store/page_store_impl.h"
 
 namespace kvsummary {
@@ -17,9 +16,9 @@ void PageStore::Load(LoadArgs args, LoadDone done) {
   op->done = std::move(done);
   bool nothing_to_copy = false;
   const absl::Status refused = impl_->Locked([&] {
-    if (auto s = impl_->BeginOperation(); !s.ok()) return s;
+    if (auto s = impl_->BeginOperation(op->plan.args.session); !s.ok()) return s;
     if (auto s = impl_->catalog.PlanLoad(op->plan, impl_->options.now()); !s.ok()) {
-      impl_->AbandonOperation();
+      impl_->AbandonOperation(op->plan.args.session);
       return s;
     }
     impl_->QueueDemotions();
@@ -65,26 +64,24 @@ void PageStore::Impl::QueueLoad(const std::shared_ptr<Loading>& op) {
 
 void PageStore::Impl::VerifyLoad(const std::shared_ptr<Loading>& op) {
   LoadPlan& plan = op->plan;
-  std::vector<std::uint64_t> wanted(plan.pages.size());
   const PageTable& pages = plan.name_space->pages;
-  const auto bytes_of = [&](const LoadPlan::Page& page) {
+  std::vector<Checksummer::Page> sums;  // of what comes from the host tier
+  for (const LoadPlan::Page& page : plan.pages) {
+    if (!page.from_host) continue;
     const auto group = static_cast<std::size_t>(plan.args.groups[page.list].group);
-    return static_cast<std::size_t>(plan.name_space->spec.groups[group].bytes_per_block);
-  };
-  Locked([&] {
-    for (std::size_t p = 0; p < wanted.size(); ++p) wanted[p] = pages.extra(plan.pages[p].entry).checksum;
-  });
-  std::vector<bool> bad(plan.pages.size());
-  for (std::size_t p = 0; p < wanted.size(); ++p) {
-    const LoadPlan::Page& page = plan.pages[p];
-    bad[p] = page.from_host && Checksum(memory->HostPage(page.unit), bytes_of(page)) != wanted[p];
+    const std::int64_t bytes = plan.name_space->spec.groups[group].bytes_per_block;
+    sums.push_back({memory->HostPage(page.unit), static_cast<std::size_t>(bytes)});
   }
+  checksummer.Sum(sums);
   Locked([&] {
-    for (std::size_t p = bad.size(); p-- > 0;) {
+    for (std::size_t p = plan.pages.size(); p-- > 0;) {
       const LoadPlan::Page& page = plan.pages[p];
-      // A copy down that failed has lost its page meanwhile. What was in the device's own tier has been read.
-      const bool lost = page.from_host && pages.record(page.entry).life == PageLife::kLost;
-      if (bad[p] || lost) catalog.DropBad(plan, p);
+      if (!page.from_host) continue;  // it has been read
+      const std::uint64_t sum = sums.back().sum;
+      sums.pop_back();
+      // A copy down that failed has lost its page meanwhile.
+      const bool lost = pages.record(page.entry).life == PageLife::kLost;
+      if (lost || pages.extra(page.entry).checksum != sum) catalog.DropBad(plan, p);
     }
     catalog.PlanPromotions(plan);
     QueueDemotions();
@@ -161,7 +158,7 @@ void PageStore::Impl::EndLoad(Loading& op) {
   } else {
     std::move(op.done)(op.status);
   }
-  EndOperation();
+  EndOperation(op.plan.args.session);
 }
 
 }  // namespace kvsummary

@@ -75,7 +75,8 @@ class PageStore {
 
   // The namespace of this key, made if it does not exist, for the session to use until it ends. Answers the
   // same id for the same key and groups. NAMESPACE_DIFFERS when the key exists with other groups or width,
-  // NAMESPACE_LIMIT, NAME_INVALID, BLOCK_SIZE_INVALID, COUNT_OUT_OF_RANGE, HASH_WIDTH_INVALID, GROUP_INVALID.
+  // NAMESPACE_LIMIT, SESSION_LIMIT when the session has too many, NAME_INVALID, BLOCK_SIZE_INVALID,
+  // COUNT_OUT_OF_RANGE, HASH_WIDTH_INVALID, GROUP_INVALID.
   // A namespace that has neither pages nor sessions is forgotten.
   absl::StatusOr<NamespaceId> Declare(std::uint64_t session, const NamespaceSpec& spec);
 
@@ -91,8 +92,9 @@ class PageStore {
   // already are touched, not copied. The caller has seen to it that the bytes are there.
   // HASH_WIDTH_INVALID, PARENT_HASH_INVALID, SIZE_MISMATCH, COUNT_OUT_OF_RANGE, GROUP_OUT_OF_RANGE,
   // RING_GROUP, NULL_BLOCK, BLOCK_OUT_OF_RANGE, BLOCK_NOT_COMMITTED, CHAIN_MISMATCH (a hash is there twice,
-  // or is stored at another index or behind another hash), QUEUE_FULL, and when not one page found room
-  // QUOTA_EXCEEDED or STORE_FULL. SESSION_ENDED when the session ended meanwhile.
+  // or is stored at another index or behind another hash), QUEUE_FULL (of all operations under way, or of the
+  // session's, which is a part of that), and when not one page found room QUOTA_EXCEEDED or STORE_FULL.
+  // SESSION_ENDED when the session ended meanwhile.
   using PublishDone = absl::AnyInvocable<void(absl::StatusOr<PublishResult>) &&>;
   void Publish(PublishArgs args, PublishDone done);
 
@@ -123,7 +125,7 @@ class PageStore {
                                         std::size_t max_events);
   // Calls `listener` after every call or copy that added events to the namespace, like `done`. Answers a
   // number for StopListening, after which it is not called any more: that waits for a call of it under way on
-  // another thread.
+  // another thread. SESSION_LIMIT when the session has too many listeners that have not stopped.
   absl::StatusOr<std::uint64_t> Listen(std::uint64_t session, NamespaceId name_space,
                                        std::function<void()> listener);
   void StopListening(std::uint64_t listener);

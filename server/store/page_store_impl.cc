@@ -19,11 +19,19 @@ constexpr std::int64_t kMaxCheckedPages = 2048;  // beyond it a check after ever
 
 }  // namespace
 
-std::uint64_t EventListeners::Add(NamespaceId name_space, std::function<void()> listener) {
+absl::StatusOr<std::uint64_t> EventListeners::Add(std::uint64_t session, NamespaceId name_space,
+                                                  std::function<void()> listener) {
   auto added = std::make_shared<Listener>();
+  added->session = session;
   added->name_space = name_space;
   added->call = std::move(listener);
   std::lock_guard lock(mutex_);
+  int& count = counts_[session];
+  if (count >= kMaxListenersPerSession) {
+    return Refuse(Reason::SESSION_LIMIT, "session_id",
+                  absl::StrFormat("the session watches the events of namespaces %d times already", count));
+  }
+  ++count;
   listeners_.emplace(next_, std::move(added));
   return next_++;
 }
@@ -36,6 +44,8 @@ void EventListeners::Remove(std::uint64_t id) {
     if (found == listeners_.end()) return;
     removed = std::move(found->second);
     listeners_.erase(found);
+    const auto count = counts_.find(removed->session);
+    if (--count->second == 0) counts_.erase(count);
   }
   std::lock_guard lock(removed->mutex);
   removed->call = nullptr;
@@ -82,27 +92,42 @@ void PageStore::Impl::QueueTouches() {
       more = catalog.ApplySomeTouches();
       touches_queued = more;
     }
-    EndOperation();
+    EndOwnOperation();
   });
 }
 
-absl::Status PageStore::Impl::BeginOperation() {
+absl::Status PageStore::Impl::BeginOperation(std::uint64_t session) {
   if (operations >= kMaxStoreOperations) {
     return Refuse(Reason::QUEUE_FULL, "",
                   absl::StrFormat("the store has %d operations under way", operations));
   }
+  const auto of_session = session_operations.try_emplace(session).first;
+  if (of_session->second >= kMaxStoreOperationsPerSession) {
+    return Refuse(
+        Reason::QUEUE_FULL, "session_id",
+        absl::StrFormat("the session has %d operations of the store under way", of_session->second));
+  }
+  ++of_session->second;
   ++operations;
   return absl::OkStatus();
 }
 
-void PageStore::Impl::AbandonOperation() {
+void PageStore::Impl::AbandonOperation(std::uint64_t session) {
+  const auto of_session = session_operations.find(session);
+  if (--of_session->second == 0) session_operations.erase(of_session);
   --operations;
   idle.notify_all();
 }
 
-void PageStore::Impl::EndOperation() {
+void PageStore::Impl::EndOperation(std::uint64_t session) {
   std::lock_guard lock(mutex);
-  AbandonOperation();
+  AbandonOperation(session);
+}
+
+void PageStore::Impl::EndOwnOperation() {
+  std::lock_guard lock(mutex);
+  --operations;
+  idle.notify_all();
 }
 
 }  // namespace kvsummary

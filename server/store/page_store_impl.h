@@ -17,6 +17,7 @@
 
 #include "server/device/executor.h"
 #include "server/store/catalog.h"
+#include "server/store/checksummer.h"
 #include "server/store/page_store.h"
 #include "server/store/tier_memory.h"
 
@@ -25,7 +26,9 @@ namespace kvsummary {
 // Who wants to hear of new events. Thread-safe.
 class EventListeners {
  public:
-  std::uint64_t Add(NamespaceId name_space, std::function<void()> listener);
+  // SESSION_LIMIT beyond kMaxListenersPerSession.
+  absl::StatusOr<std::uint64_t> Add(std::uint64_t session, NamespaceId name_space,
+                                    std::function<void()> listener);
   // Not while a listener is being called by another thread.
   void Remove(std::uint64_t id);
   void Call(const std::vector<NamespaceId>& changed);
@@ -33,6 +36,7 @@ class EventListeners {
  private:
   struct Listener {
     std::recursive_mutex mutex;  // a listener may remove itself
+    std::uint64_t session = 0;
     NamespaceId name_space{};
     std::function<void()> call;  // null: removed
   };
@@ -40,6 +44,7 @@ class EventListeners {
   std::mutex mutex_;
   std::uint64_t next_ = 1;
   std::map<std::uint64_t, std::shared_ptr<Listener>> listeners_;
+  std::map<std::uint64_t, int> counts_;  // by session
 };
 
 struct PageStore::Impl {
@@ -88,12 +93,14 @@ struct PageStore::Impl {
   void Unlock(std::unique_lock<std::mutex>& lock);
 
   // With the lock held.
-  absl::Status BeginOperation();
-  void AbandonOperation();
+  // A session's operation. QUEUE_FULL.
+  absl::Status BeginOperation(std::uint64_t session);
+  void AbandonOperation(std::uint64_t session);
   void QueueDemotions();
   void QueueTouches();
-  // The last use of this by an operation.
-  void EndOperation();
+  // The last use of this by a session's operation, and by one of the store's own.
+  void EndOperation(std::uint64_t session);
+  void EndOwnOperation();
 
   // publish.cc
   void RunPublish(const std::shared_ptr<Publishing>& op);    // executor
@@ -119,9 +126,11 @@ struct PageStore::Impl {
   EventListeners listeners;
   std::mutex mutex;
   std::condition_variable idle;
-  std::int64_t operations = 0;  // under way: they use this
+  std::int64_t operations = 0;                      // under way: they use this
+  std::map<std::uint64_t, int> session_operations;  // those of sessions
   bool touches_queued = false;
   Catalog catalog;
+  Checksummer checksummer;   // for `thread`
   Executor thread{"store"};  // last: it ends first
 };
 

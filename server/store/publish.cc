@@ -1,8 +1,8 @@
 // A publish: one movement for each group and tier, then checksums of what went to the host tier.
 #include <utility>
+#include <vector>
 
 #include "server/error.h"
-#include "server/store/hashing.h"
 #include "server/store/page_store_impl.h"
 
 namespace kvsummary {
@@ -13,10 +13,10 @@ void PageStore::Publish(PublishArgs args, PublishDone done) {
   op->done = std::move(done);
   bool nothing_to_copy = true;
   const absl::Status refused = impl_->Locked([&] {
-    if (auto s = impl_->BeginOperation(); !s.ok()) return s;
+    if (auto s = impl_->BeginOperation(op->plan.args.session); !s.ok()) return s;
     impl_->catalog.ExpireLeases(impl_->options.now());  // they may hold the room that it needs
     if (auto s = impl_->catalog.PlanPublish(op->plan); !s.ok()) {
-      impl_->AbandonOperation();
+      impl_->AbandonOperation(op->plan.args.session);
       return s;
     }
     for (const PublishPlan::List& list : op->plan.lists) nothing_to_copy &= list.pages.empty();
@@ -64,15 +64,19 @@ void PageStore::Impl::RunPublish(const std::shared_ptr<Publishing>& op) {
 
 void PageStore::Impl::SumPublished(const std::shared_ptr<Publishing>& op) {
   PublishPlan& plan = op->plan;
+  std::vector<PublishPlan::Page*> pages;
+  std::vector<Checksummer::Page> sums;
   for (std::size_t l = 0; l < plan.lists.size(); ++l) {
     const auto group = static_cast<std::size_t>(plan.args.groups[l].group);
     const std::int64_t bytes = plan.name_space->spec.groups[group].bytes_per_block;
     for (PublishPlan::Page& page : plan.lists[l].pages) {
-      if (page.tier == kHostTier) {
-        page.checksum = Checksum(memory->HostPage(page.unit), static_cast<std::size_t>(bytes));
-      }
+      if (page.tier != kHostTier) continue;
+      pages.push_back(&page);
+      sums.push_back({memory->HostPage(page.unit), static_cast<std::size_t>(bytes)});
     }
   }
+  checksummer.Sum(sums);
+  for (std::size_t i = 0; i < pages.size(); ++i) pages[i]->checksum = sums[i].sum;
   EndPublish(*op);
 }
 
@@ -90,7 +94,7 @@ void PageStore::Impl::EndPublish(Publishing& op) {
   } else {
     std::move(op.done)(op.plan.result);
   }
-  EndOperation();
+  EndOperation(op.plan.args.session);
 }
 
 }  // namespace kvsummary

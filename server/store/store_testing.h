@@ -198,8 +198,10 @@ class StoreTest : public ::testing::Test {
   using Cache = std::shared_ptr<const BoundCache>;
   static constexpr std::uint64_t kSession = 7;
 
-  // Over a host and `gpus` other devices, without watermarks unless they are given.
+  // Over a host and `gpus` other devices; in place of an earlier one.
   void Make(PageStore::Options options, int gpus = 0) {
+    store_ = nullptr;
+    devices_.clear();
     devices_.push_back(std::make_unique<FakeDevice>("host"));
     for (int i = 0; i < gpus; ++i)
       devices_.push_back(std::make_unique<FakeDevice>("cuda:" + std::to_string(i)));

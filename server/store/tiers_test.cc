@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@ using ::testing::IsEmpty;
 using testing::SimpleSpec;
 
 constexpr std::int64_t kPage = 512;
+constexpr std::size_t kHostDevice = 0;
 constexpr std::size_t kHost = 0;   // tiers
 constexpr std::size_t kUpper = 1;  // of the first device
 
@@ -257,6 +259,30 @@ TEST_F(TiersTest, APageWhoseChecksumDiffersIsReportedAndDropped) {
   EXPECT_EQ(Blocks(ns_, 1, 4), 4);
 }
 
+// So much that several threads read it.
+TEST_F(TiersTest, AWrongBitIsFoundInWhicheverPageOfALargeLoad) {
+  constexpr std::int64_t kLarge = 300'000;
+  constexpr std::int64_t kBlocks = 12;
+  Make({.host_bytes = 16 * (kLarge + kPageUnit)});
+  const NamespaceSpec spec = SimpleSpec(kLarge);
+  const NamespaceId ns = Declare(spec);
+  for (std::int64_t block = 0; block < kBlocks; ++block) {
+    StoreTest::Store(ns, spec, device(0), 1, kBlocks);
+    EXPECT_EQ(StoreTest::FindAndLoad(ns, spec, device(0), 1, kBlocks), kBlocks);
+    const std::string page = PageOf(spec, 1, block);
+    char* at = device(0).allocated(0);
+    while (std::memcmp(at, page.data(), page.size()) != 0) at += kPageUnit;
+    at[kLarge - 1] ^= 1;
+    const auto hit = Find(ns, 1, kBlocks);
+    Engine engine(device(0), spec, kBlocks + 1);
+    const auto loaded = Start(LoadOf(*hit, Bind(ns, engine))).get();
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_THAT(loaded->bad, ElementsAre(ElementsAre(block)));
+    EXPECT_EQ(loaded->pages, kBlocks - 1);
+    store_->Release(kSession, hit->lease);
+  }
+}
+
 TEST_F(TiersTest, ACopyDownThatFailsLosesThePagesByName) {
   MakeTiers(16, 4);
   Store(1, 4);
@@ -345,65 +371,43 @@ TEST_F(TiersTest, PagesOfSeveralSizesShareATier) {
   EXPECT_GE(StoreTest::FindAndLoad(small, SimpleSpec(kPage), device(1), 1, 64), 1);
 }
 
-TEST_F(TiersTest, WindowsNeedTheirLastBlocksOnly) {
-  NamespaceSpec spec = SimpleSpec();
-  spec.groups.push_back({.kind = GroupKind::kWindow, .window_tokens = 130, .bytes_per_block = 1024});
-  spec.groups.push_back({.kind = GroupKind::kRing});
-  Make({.host_bytes = 64 * kPage, .device_bytes = 64 * kPage}, 1);
-  const NamespaceId ns = Declare(spec);
-  Engine engine(device(1), spec, 16);
-  const auto cache = Bind(ns, engine);
-  auto args = ArgsOf(cache, engine, 1, 0, 8);
-  for (const int absent : {0, 1, 2, 6}) args.groups[1].block_ids[static_cast<std::size_t>(absent)] = -1;
-  ASSERT_EQ(Run(args)->stored, 12);
-  // Blocks 3, 4, 5 of the window are there: 6 blocks = 384 tokens need (384 - 130 + 1) / 64 = 3 and on.
-  const auto hit = Find(ns, 1, 8);
-  ASSERT_TRUE(hit.ok());
-  EXPECT_EQ(hit->blocks, 6);
-  ASSERT_EQ(hit->groups.size(), 2u);
-  EXPECT_EQ(hit->groups[1].group, 1);
-  EXPECT_EQ(hit->groups[1].first_block_index, 3);
-  EXPECT_EQ(hit->groups[1].elsewhere_pages, 3);
-  Engine target(device(1), spec, 16);
-  ExpectLoaded(Start(LoadOf(*hit, Bind(ns, target))).get(), *hit, target, 1);
-  EXPECT_TRUE(target.Untouched(1, 3));
-}
-
-TEST_F(TiersTest, LookaheadNeedsOneBlockMore) {
-  NamespaceSpec spec = SimpleSpec();
-  spec.groups.push_back({.lookahead_blocks = 1, .bytes_per_block = 256});
-  Make({.host_bytes = 64 * kPage});
-  const NamespaceId ns = Declare(spec);
-  StoreTest::Store(ns, spec, device(0), 1, 8);
-  EXPECT_EQ(Blocks(ns, 1, 8), 7);
-  EXPECT_EQ(Blocks(ns, 1, 16), 7);
-  EXPECT_EQ(Blocks(ns, 1, 5), 4);
-  EXPECT_EQ(Blocks(ns, 1, 1), 0);
-  EXPECT_EQ(StoreTest::FindAndLoad(ns, spec, device(0), 1, 8), 7);
-}
-
-TEST_F(TiersTest, RefusesViewsThatDoNotMakeThePages) {
-  MakeTiers(8, 4);
-  Engine engine(device(1), SimpleSpec(), 8, 2);
-  const auto refusal = [&](auto change) {
-    BoundCache cache = engine.bound();
-    change(cache);
-    const auto s = store_->Bind(kSession, ns_, std::move(cache)).status();
-    return RefusalReason(s) + " " + RefusalField(s);
-  };
-  const auto first = [](BoundCache& c) -> PageView& { return c.groups[0].views[0]; };
-  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes -= 16; }), "VIEW_MISMATCH groups[0].views");
-  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes = -1; }), "VIEW_MISMATCH groups[0].views[0]");
-  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).bytes = kMaxIndex; }), "VIEW_MISMATCH groups[0].views[0]");
-  EXPECT_EQ(refusal([&](BoundCache& c) { first(c).block_stride = 16; }), "VIEW_MISMATCH groups[0].views[0]");
-  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views[1].offset = 64; }),
-            "VIEW_MISMATCH groups[0].views[1]");
-  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views.clear(); }), "VIEW_MISMATCH groups[0].views");
-  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups[0].views.resize(600); }), "VIEW_MISMATCH groups[0].views");
-  EXPECT_EQ(refusal([&](BoundCache& c) { c.groups.clear(); }), "GROUP_OUT_OF_RANGE groups");
-  EXPECT_EQ(refusal([&](BoundCache& c) { c.block_size = 32; }), "BLOCK_SIZE_INVALID cache");
-  testing::FakeDevice stranger("cuda:9");
-  EXPECT_EQ(refusal([&](BoundCache& c) { c.device = &stranger; }), "DEVICE_NOT_FOUND cache");
+// What is emptied in the background is not wanted by anybody yet: nothing is lost for it.
+TEST_F(TiersTest, AnUpperTierIsNotEmptiedIntoAHostTierWithoutRoom) {
+  for (const auto policy : {PageStore::Policy::kLru, PageStore::Policy::kS3Fifo}) {
+    for (const bool pinned : {true, false}) {
+      const std::int64_t host_pages = pinned ? 10 : 0;
+      Make({.host_bytes = host_pages * kPage,
+            .device_bytes = 100 * kPage,
+            .policy = policy,
+            .high_watermark = 0.9,
+            .low_watermark = 0.8},
+           1);
+      ns_ = Declare(SimpleSpec());
+      LeaseId lease{};
+      if (pinned) {
+        Store(1, host_pages, kHostDevice);
+        const auto hit = Find(ns_, 1, host_pages);
+        ASSERT_EQ(hit->blocks, host_pages);
+        lease = hit->lease;
+      }
+      Store(2, 45);
+      for (std::uint64_t prefix = 3; prefix < 13; ++prefix) Store(prefix, 5);
+      EXPECT_EQ(Tier(kUpper).pages, 95);
+      EXPECT_EQ(FindAndLoad(2, 45), 45);
+      EXPECT_EQ(Tier(kUpper).pages, 95);
+      EXPECT_EQ(Tier(kUpper).evicted_pages + Tier(kHost).evicted_pages, 0);
+      // What is wanted now is room enough to drop for.
+      Store(13, 10);
+      EXPECT_EQ(Tier(kUpper).pages, 100);
+      EXPECT_EQ(Tier(kUpper).evicted_pages, 5);
+      EXPECT_EQ(Blocks(ns_, 13, 10), 10);
+      if (!pinned) continue;
+      // With room below, the background takes up where it was.
+      store_->Release(kSession, lease);
+      Store(14, 1);
+      EXPECT_EQ(Tier(kUpper).pages, 80);
+    }
+  }
 }
 
 }  // namespace

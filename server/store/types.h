@@ -27,11 +27,14 @@ inline constexpr int kMinHashWidth = 8;  // bytes
 inline constexpr int kMaxHashWidth = 64;
 inline constexpr int kMaxGroups = 64;  // of a namespace
 inline constexpr int kMaxNamespaces = 4096;
+inline constexpr int kMaxNamespacesPerSession = 256;                     // that it has declared
 inline constexpr std::int64_t kMaxPrefixBlocks = std::int64_t{1} << 18;  // of one call
 inline constexpr int kMaxLeasesPerSession = 4096;
 inline constexpr std::int64_t kMaxLeasedPages = std::int64_t{1} << 24;  // of a session, over all its leases
 inline constexpr int kMaxStoreOperations = 1024;                        // publishes and loads under way
-inline constexpr std::int64_t kMaxEventPages = 4096;                    // of one event; more are several
+inline constexpr int kMaxStoreOperationsPerSession = 256;
+inline constexpr int kMaxListenersPerSession = 64;    // for events
+inline constexpr std::int64_t kMaxEventPages = 4096;  // of one event; more are several
 inline constexpr std::int64_t kPageUnit = 256;  // bytes that a page's size in the store is rounded up to
 
 enum class GroupKind {
