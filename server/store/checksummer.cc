@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "server/store/hashing.h"
+#include "server/checksum.h"
 
 namespace kvsummary {
 namespace {
