@@ -20,19 +20,21 @@ for arg in "$@"; do
   esac
 done
 
-passed=0 failed=0
+passed=0 failed=0 times=''
 started=$(mktemp)
 trap 'rm -f "$started"' EXIT
 
 step() { # step NAME COMMAND...
-  local name=$1 start=$SECONDS verdict=passed
+  local name=$1 start=$SECONDS verdict=passed seconds
   shift
   echo "=== $name"
   if "$@"; then passed=$((passed + 1)); else
     failed=$((failed + 1))
     verdict=FAILED
   fi
-  echo "=== $name: $verdict, $((SECONDS - start)) s"
+  seconds=$((SECONDS - start))
+  echo "=== $name: $verdict, $seconds s"
+  times+=$(printf '%5d s  %-6s  %s' "$seconds" "$verdict" "$name")$'\n'
 }
 
 scripts() { find . -path ./.git -prune -o -type f \( -name '*.sh' -o -path './.ci/*' \) -print; }
@@ -53,14 +55,7 @@ check_protos() {
   buf=$(command -v buf || third_party/pip_tool.sh buf-bin==1.75.0 buf) && "$buf" lint proto
 }
 
-# What this configuration compiles, but for the tests and what speaks gRPC: its headers take clang-tidy 10 to
-# 20 s a file.
-check_tidy() {
-  third_party/tools/compile_commands.py &&
-    python3 -c 'import json; [print(c["file"]) for c in json.load(open("compile_commands.json"))]' |
-    grep -E "^$PWD/(kernels|server|client)/" | grep -v '_test[.]' | xargs grep -L grpc |
-    xargs -n 1 -P "$(nproc)" clang-tidy-14 --quiet --warnings-as-errors='*' -p . 2> /dev/null
-}
+check_tidy() { third_party/tools/compile_commands.py && third_party/tools/tidy.py; }
 
 bazel_test() { bazel test --config=ci "$@" //...; }
 
@@ -104,6 +99,7 @@ if ! $quick; then
   fi
 fi
 
+printf '=== where the time went\n%s%5d s  in all\n' "$times" "$SECONDS"
 echo "steps: $passed passed, $failed failed"
 echo "$((cases + passed)) passed, $((bad + failed)) failed"
 [[ $failed -eq 0 && $bad -eq 0 && $cases -gt 0 ]]
