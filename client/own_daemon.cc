@@ -45,8 +45,8 @@ absl::StatusOr<std::string> FindBinary(const std::string& given) {
   for (const std::string& folder : folders) {
     if (std::string candidate = folder + "/summaryd"; IsProgram(candidate)) return candidate;
   }
-  return absl::NotFoundError(absl::StrCat("there is no summaryd in ", self.parent_path().string(),
-                                          " or in $PATH"));
+  return absl::NotFoundError(
+      absl::StrCat("there is no summaryd in ", self.parent_path().string(), " or in $PATH"));
 }
 
 // In the child, before the program: only calls that a signal handler may make.
@@ -74,8 +74,8 @@ absl::StatusOr<std::unique_ptr<OwnDaemon>> OwnDaemon::Start(const std::string& b
   if (auto status = daemon->Run(*found, flags); !status.ok()) return status;
   const auto client = Client::Connect(daemon->address(), {.connect_timeout = kStartTime});
   if (!client.ok()) {
-    return absl::UnavailableError(absl::StrCat(*found, ": ", client.status().message(), "; the end of its log: ",
-                                               daemon->LogTail()));
+    return absl::UnavailableError(
+        absl::StrCat(*found, ": ", client.status().message(), "; the end of its log: ", daemon->LogTail()));
   }
   return daemon;
 }

@@ -54,14 +54,16 @@ struct Common {
   HandoffPath& path;
   const DisaggregateProgress& progress;
   const std::atomic<bool>& stop;
+  std::int64_t total = 0;              // tokens of all requests
   std::atomic<std::int64_t> next = 0;  // request
   std::atomic<bool> failed = false;
 
   bool stopped() const { return stop || failed; }
 
   std::mutex mutex = {};
-  DisaggregateReport report = {};  // guarded by mutex, as the next two
+  DisaggregateReport report = {};  // guarded by mutex, as the next three
   std::int64_t finished = 0;       // requests
+  std::int64_t done = 0;           // their tokens
   absl::Status status = {};
 };
 
@@ -270,7 +272,8 @@ class Worker {
     report_.prompt_tokens += pending.request().input_length;
     report_.output_tokens += pending.request().output_length;
     const std::lock_guard lock(common_.mutex);
-    common_.progress(++common_.finished, std::ssize(common_.requests));
+    common_.done += pending.request().rows();
+    common_.progress(common_.done, common_.total, ++common_.finished);
     return absl::OkStatus();
   }
 
@@ -427,6 +430,7 @@ absl::StatusOr<DisaggregateReport> ReplayDisaggregated(std::span<const TraceRequ
                 .path = path,
                 .progress = progress,
                 .stop = stop};
+  for (const TraceRequest& r : requests) common.total += r.rows();
   std::vector<std::thread> threads;
   for (std::int64_t number = 0; number < options.concurrency; ++number) {
     threads.emplace_back([&common, number] { Worker(common, number).Run(); });

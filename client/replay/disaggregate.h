@@ -83,8 +83,9 @@ struct DisaggregateReport {
   static constexpr std::size_t kMaxMismatches = 20;
 };
 
-// Called after each request, on any thread, one at a time.
-using DisaggregateProgress = std::function<void(std::int64_t finished, std::int64_t requests)>;
+// Called after each request, on any thread, one at a time; `done` and `total` count tokens with rows.
+using DisaggregateProgress =
+    std::function<void(std::int64_t done, std::int64_t total, std::int64_t finished)>;
 
 // INVALID_ARGUMENT for options that no engine could run these requests with.
 absl::Status CheckDisaggregate(std::span<const TraceRequest> requests, const DisaggregateOptions& options);

@@ -196,7 +196,7 @@ class DisaggregateTest : public testing::TestWithParam<std::tuple<int, bool, int
                                                 const std::vector<TraceRequest>& trace) {
     const std::atomic<bool> stop = false;
     return ReplayDisaggregated(
-        trace, options, source, target, path, [](std::int64_t, std::int64_t) {}, stop);
+        trace, options, source, target, path, [](std::int64_t, std::int64_t, std::int64_t) {}, stop);
   }
 };
 
