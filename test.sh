@@ -71,6 +71,8 @@ for path in glob.glob("bazel-testlogs/**/test.xml", recursive=True):
     for case in et.parse(path).getroot().iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
+        elif case.find("skipped") is not None:
+            print(f"=== skipped: {case.get('name')}: {case.find('skipped').get('message')}", file=sys.stderr)
         elif case.get("result", "completed") == "completed" and case.get("status", "run") == "run":
             passed += 1
 print(passed, failed)

@@ -172,6 +172,9 @@ class Client {
   // Every live session, oldest first.
   absl::StatusOr<std::vector<SessionSummary>> ListSessions();
 
+  // Ends an offer of this daemon's, by its hand-off: for who has no session, as a router.
+  absl::Status CancelHandoff(const std::string& handoff);
+
   // The page store.
   absl::StatusOr<std::vector<NamespaceUsage>> ListNamespaces();
   absl::StatusOr<StoreStats> GetStoreStats();

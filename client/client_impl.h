@@ -10,6 +10,7 @@
 #include "client/client.h"
 #include "kvsummary/v1/admin.grpc.pb.h"
 #include "kvsummary/v1/cache.grpc.pb.h"
+#include "kvsummary/v1/handoff.grpc.pb.h"
 #include "kvsummary/v1/prefix.grpc.pb.h"
 #include "kvsummary/v1/session.grpc.pb.h"
 #include "kvsummary/v1/update.grpc.pb.h"
@@ -30,7 +31,8 @@ struct Client::Impl {
         updates(v1::UpdateService::NewStub(channel)),
         admin(channel),
         sessions(channel),
-        prefixes(channel) {}
+        prefixes(channel),
+        handoffs(channel) {}
 
   absl::StatusOr<v1::GetStatsResponse> GetStats();  // client_store.cc
 
@@ -40,6 +42,7 @@ struct Client::Impl {
   v1::AdminService::Stub admin;
   v1::SessionService::Stub sessions;
   v1::PrefixService::Stub prefixes;
+  v1::HandoffService::Stub handoffs;
 };
 
 }  // namespace kvsummary

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <random>
 #include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "client/direct/direct.h"
 #include "client/status.h"
 #include "client/step_memory.h"
@@ -376,6 +378,11 @@ absl::StatusOr<std::unique_ptr<Plane>> Plane::Create(PlaneKind kind, Client& cli
 }
 
 absl::Status Plane::Delete() { return client_.DeleteCache(cache_); }
+
+std::string UniqueName(const std::string& prefix) {
+  std::random_device random;
+  return absl::StrFormat("%s-%08x%08x", prefix, random(), random());
+}
 
 kvs_map_args MapArguments(const ClientSession& session, const Cache& cache, const ExportedMemory& memory) {
   const CacheGeometry& g = cache.geometry;

@@ -57,6 +57,9 @@ class Plane {
   const Cache cache_;
 };
 
+// "PREFIX-" and 16 random hex digits: a name that no other cache has.
+std::string UniqueName(const std::string& prefix);
+
 // Arguments of kvs_map. They point into the three.
 kvs_map_args MapArguments(const ClientSession& session, const Cache& cache, const ExportedMemory& memory);
 

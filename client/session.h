@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "client/handoff.h"
 #include "client/prefix.h"
 
 namespace kvsummary {
@@ -150,6 +151,16 @@ class ClientSession {
   absl::Status ReleaseLease(std::uint64_t lease_id);
   // From sequence number 0: from now on.
   std::unique_ptr<EventWatch> WatchEvents(std::uint64_t namespace_id, std::uint64_t from_sequence);
+
+  // Hand-offs, as kvsummary/v1/handoff.proto describes their calls.
+
+  absl::StatusOr<HandoffOffer> Offer(const Cache& cache, const OfferedRequest& offered);
+  // Answers the bytes that are staged of the offer. `cache` is the one that was offered from.
+  absl::StatusOr<std::int64_t> Append(const Cache& cache, std::uint64_t offer_id, const AppendedPart& part);
+  // Waits for what is appended yet; like every call, for the client's timeout at most.
+  absl::StatusOr<AcceptResult> Accept(const Cache& cache, const std::string& handoff,
+                                      const AcceptedRequest& accepted);
+  absl::Status CancelHandoff(std::uint64_t offer_id);
 
  private:
   friend class Client;

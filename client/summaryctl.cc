@@ -8,6 +8,7 @@
 #include "client/command_line.h"
 #include "client/commands.h"
 #include "client/conformance.h"
+#include "client/handoff_bench.h"
 #include "client/plane.h"
 #include "client/replay/replay.h"
 
@@ -71,6 +72,8 @@ const std::vector<Command>& Commands() {
       {"replay", "",
        "Drives the daemon with a trace's traffic as an engine would, and checks pages and rings.",
        ReplayFlags(), RunReplay},
+      {"handoff-bench", "", "Measures how fast requests are handed over from one daemon to another.",
+       HandoffBenchFlags(), RunHandoffBench},
   };
   return commands;
 }

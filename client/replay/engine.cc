@@ -3,32 +3,28 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_format.h"
 #include "client/replay/channel.h"
 #include "client/replay/rows.h"
+#include "client/replay/update_call.h"
 
 namespace kvsummary {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A call carries as many layers as stay below this, one at least: it fits gRPC's 4 MiB if a layer does.
-constexpr std::int64_t kCallRowBytes = (4 << 20) - (256 << 10);
-
-enum class CallKind { kPrefill, kDecode, kVerify, kStepEnd };
-
 // One call, or the end of a step.
 struct Call {
-  CallKind kind = CallKind::kStepEnd;
+  std::optional<UpdateKind> kind;  // none: the end of a step
   std::shared_ptr<const Step> step;
   LayerSpan layers;
   std::vector<std::uint16_t> rows;  // only grows: the call's are the first ones
 
-  const PlannedUpdate& update() const { return kind == CallKind::kPrefill ? step->prefill : step->decode; }
+  const PlannedUpdate& update() const { return kind == UpdateKind::kPrefill ? step->prefill : step->decode; }
 };
 
 using Calls = Channel<Call, 4>;
@@ -46,8 +42,8 @@ class Producer {
       const auto next = scheduler_.Next(*step);
       if (!next.ok()) status_ = next.status();
       if (!next.ok() || !*next) break;
-      const CallKind decode = options_.geometry.k > 0 ? CallKind::kVerify : CallKind::kDecode;
-      if (!PutUpdate(CallKind::kPrefill, step) || !PutUpdate(decode, step) || !PutStepEnd(step)) return;
+      const UpdateKind decode = options_.geometry.k > 0 ? UpdateKind::kVerify : UpdateKind::kDecode;
+      if (!PutUpdate(UpdateKind::kPrefill, step) || !PutUpdate(decode, step) || !PutStepEnd(step)) return;
     }
     calls_.Close();
   }
@@ -56,19 +52,16 @@ class Producer {
   const absl::Status& status() const { return status_; }
 
  private:
-  bool PutUpdate(CallKind kind, const std::shared_ptr<const Step>& step) {
-    const PlannedUpdate& update = kind == CallKind::kPrefill ? step->prefill : step->decode;
+  bool PutUpdate(UpdateKind kind, const std::shared_ptr<const Step>& step) {
+    const PlannedUpdate& update = kind == UpdateKind::kPrefill ? step->prefill : step->decode;
     if (update.rows() == 0) return true;
-    const std::int32_t layers = options_.geometry.layers;
-    const auto layers_per_call = static_cast<std::int32_t>(
-        std::clamp<std::int64_t>(kCallRowBytes / (update.rows() * kRowBytes), 1, layers));
-    for (std::int32_t first = 0; first < layers; first += layers_per_call) {
+    for (const LayerSpan layers : SplitLayers(options_.geometry.layers, update.rows())) {
       Call* call = calls_.BeginPut();
       if (call == nullptr) return false;
       call->kind = kind;
       call->step = step;
-      call->layers = {first, std::min(layers_per_call, layers - first)};
-      MakeRows(update.keys, *call);
+      call->layers = layers;
+      MakeRows(options_.seed, update.keys, layers, call->rows);
       calls_.EndPut();
     }
     return true;
@@ -77,22 +70,10 @@ class Producer {
   bool PutStepEnd(const std::shared_ptr<const Step>& step) {
     Call* call = calls_.BeginPut();
     if (call == nullptr) return false;
-    call->kind = CallKind::kStepEnd;
+    call->kind.reset();
     call->step = step;
     calls_.EndPut();
     return true;
-  }
-
-  void MakeRows(std::span<const RowKey> keys, Call& call) const {
-    const std::size_t size = static_cast<std::size_t>(call.layers.count) * keys.size() * kRowElements;
-    if (call.rows.size() < size) call.rows.resize(size);
-    std::uint16_t* out = call.rows.data();
-    for (std::int32_t layer = call.layers.first; layer < call.layers.first + call.layers.count; ++layer) {
-      for (const RowKey& key : keys) {
-        FillRow(options_.seed, key, layer, out);
-        out += kRowElements;
-      }
-    }
   }
 
   Scheduler scheduler_;
@@ -134,25 +115,10 @@ class Consumer {
     const std::span<const std::uint16_t> rows(
         call.rows.data(), static_cast<std::size_t>(u.rows() * call.layers.count) * kRowElements);
     const auto start = Clock::now();
-    absl::StatusOr<UpdateResult> result;
-    switch (call.kind) {
-      case CallKind::kPrefill:
-        result = target_.Prefill(call.layers, {u.slots, u.positions, u.query_start_loc, u.ring_bases, rows});
-        break;
-      case CallKind::kVerify:
-        result = target_.Verify(call.layers, {u.slots, u.query_start_loc, u.seq_lens, u.ring_bases, rows});
-        break;
-      default:
-        result = target_.Decode(call.layers, {u.slots, u.positions, u.ring_bases, rows});
-    }
+    const auto result = CallUpdate(target_, *call.kind, call.layers, u, rows);
     const double us = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-    (call.kind == CallKind::kPrefill ? report_.prefill_us : report_.decode_us).push_back(us);
+    (call.kind == UpdateKind::kPrefill ? report_.prefill_us : report_.decode_us).push_back(us);
     if (!result.ok()) return result.status();
-    if (result->rows != u.rows() || result->regions_closed != u.closing_rows) {
-      return absl::InternalError(absl::StrFormat(
-          "an update of %d rows that closes %d regions was answered with %d rows and %d regions", u.rows(),
-          u.closing_rows, result->rows, result->regions_closed));
-    }
     if (call.layers.first == 0) report_.regions_closed += result->regions_closed;
     return absl::OkStatus();
   }
@@ -293,14 +259,13 @@ absl::StatusOr<ReplayReport> ReplayTrace(std::span<const TraceRequest> requests,
   while (status.ok()) {
     const Call* call = calls->BeginTake();
     if (call == nullptr) break;
-    if (call->kind != CallKind::kStepEnd) {
+    if (call->kind) {
       status = consumer.Apply(*call);
     } else {
       status = consumer.EndStep(*call->step);
       progress(DoneRows(call->step->counts), total, call->step->counts);
     }
-    stopped = call->kind == CallKind::kStepEnd && options.stop_after > 0 &&
-              call->step->counts.finished >= options.stop_after;
+    stopped = !call->kind && options.stop_after > 0 && call->step->counts.finished >= options.stop_after;
     interrupted = stop.load();
     if (stopped || interrupted) break;  // before EndTake: nothing more is looked up
     calls->EndTake();

@@ -4,54 +4,21 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "client/client.h"
+#include "client/replay/plane_target.h"
 #include "client/replay/session_prefixes.h"
-#include "client/replay/target.h"
 #include "client/session.h"
 
 namespace kvsummary {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Updates by the plane; pages and rings are read over gRPC on every one.
-class PlaneTarget : public Target {
- public:
-  PlaneTarget(Client& client, Plane& plane) : client_(client), plane_(plane) {}
-
-  absl::StatusOr<UpdateResult> Decode(LayerSpan layers, const DecodeUpdate& update) override {
-    return plane_.Decode(layers, update);
-  }
-  absl::StatusOr<UpdateResult> Verify(LayerSpan layers, const VerifyUpdate& update) override {
-    return plane_.Verify(layers, update);
-  }
-  absl::StatusOr<UpdateResult> Prefill(LayerSpan layers, const PrefillUpdate& update) override {
-    return plane_.Prefill(layers, update);
-  }
-  absl::StatusOr<std::vector<std::uint8_t>> ReadPages(std::span<const std::int64_t> blocks) override {
-    return client_.ReadPages(plane_.cache(), blocks, {0, plane_.cache().geometry.layers});
-  }
-  absl::StatusOr<std::vector<std::uint16_t>> ReadRing(std::int64_t ring_block) override {
-    return client_.ReadRing(plane_.cache(), std::span(&ring_block, 1), {0, plane_.cache().geometry.layers});
-  }
-
- private:
-  Client& client_;
-  Plane& plane_;
-};
-
-std::string UniqueName() {
-  std::random_device random;
-  return absl::StrFormat("replay-%08x%08x", random(), random());
-}
 
 // What the engines share.
 struct Common {
@@ -97,7 +64,7 @@ class Engine {
   absl::Status Live() {
     auto client = Client::Connect(common_.options.address);
     if (!client.ok()) return client.status();
-    auto plane = Plane::Create(common_.options.plane, **client, UniqueName(), common_.options.device,
+    auto plane = Plane::Create(common_.options.plane, **client, UniqueName("replay"), common_.options.device,
                                common_.options.engine.geometry);
     if (!plane.ok()) return plane.status();
     absl::Status status = Drive(**client, **plane);

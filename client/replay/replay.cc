@@ -1,8 +1,6 @@
 #include "client/replay/replay.h"
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <utility>
 
@@ -12,38 +10,12 @@
 #include "client/plane.h"
 #include "client/replay/engines.h"
 #include "client/replay/report.h"
+#include "client/replay/run_disaggregate.h"
+#include "client/replay/stop_on_signal.h"
 #include "kernels/layout.h"
 
 namespace kvsummary {
 namespace {
-
-constexpr int kInterrupted = 130;  // as shells say it of a program that SIGINT ended
-
-std::atomic<bool> g_stop = false;
-static_assert(std::atomic<bool>::is_always_lock_free);  // set by a signal handler
-
-// While it lives, SIGINT and SIGTERM set g_stop.
-class StopOnSignal {
- public:
-  StopOnSignal() {
-    g_stop = false;
-    struct sigaction action = {};
-    action.sa_handler = [](int) { g_stop = true; };
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGINT, &action, &interrupt_);
-    sigaction(SIGTERM, &action, &terminate_);
-  }
-  ~StopOnSignal() {
-    sigaction(SIGINT, &interrupt_, nullptr);
-    sigaction(SIGTERM, &terminate_, nullptr);
-  }
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-
- private:
-  struct sigaction interrupt_ = {};
-  struct sigaction terminate_ = {};
-};
 
 absl::Status CheckAtLeast(const Invocation& invocation, const char* flag, std::int64_t least) {
   if (invocation.Int64(flag) >= least) return absl::OkStatus();
@@ -71,29 +43,31 @@ void PrintReport(const ReplayReport& report, const EngineOptions& options, bool 
 }  // namespace
 
 std::vector<Flag> ReplayFlags() {
-  return {{"trace", "FILE", nullptr, "requests, one JSON object a line"},
-          {"requests", "N", "0", "only the trace's first N requests; 0: all", CheckInt64},
-          {"concurrency", "N", "64", "running requests at most", CheckInt32},
-          {"layers", "N", "1", "layers of the cache", CheckInt32},
-          {"k", "N", "0", "drafts of a verify step; 0: decode steps", CheckInt32},
-          {"block-size", "TOKENS", "64", "8, 16, 32 ... 512", CheckInt32},
-          {"cache-bytes", "SIZE", "2GiB", "summary pages of the cache at most", CheckBytes},
-          {"blocks", "N", "0", "blocks of the cache; 0: by --cache-bytes", CheckInt64},
-          {"chunk-tokens", "TOKENS", "8192", "prefill rows of a step at most", CheckInt32},
-          {"sample", "N", "-1", "requests whose bytes are checked; -1: one in 50, at least 8", CheckInt64},
-          {"seed", "N", "1", "of rows, acceptance and sample", CheckInt64},
-          {"device", "DEVICE", "", "host or cuda:N; else the daemon's default"},
-          PlaneFlag(),
-          {"prefix", nullptr, "", "prompts start from the longest prefix in the daemon's page store"},
-          {"publish-output", nullptr, "", "with --prefix: blocks of outputs are stored too"},
-          {"engines", "N", "1", "engines at a time, each with a cache and part of the requests", CheckInt32},
-          {"restart-engine-every", "N", "0",
-           "requests after which an engine is killed and replaced; 0: never", CheckInt64},
-          {"json", nullptr, "", "print one JSON object instead of a table"}};
+  std::vector<Flag> flags{
+      {"trace", "FILE", nullptr, "requests, one JSON object a line"},
+      {"requests", "N", "0", "only the trace's first N requests; 0: all", CheckInt64},
+      {"concurrency", "N", "64", "running requests at most", CheckInt32},
+      {"layers", "N", "1", "layers of the cache", CheckInt32},
+      {"k", "N", "0", "drafts of a verify step; 0: decode steps", CheckInt32},
+      {"block-size", "TOKENS", "64", "8, 16, 32 ... 512", CheckInt32},
+      {"cache-bytes", "SIZE", "2GiB", "summary pages of the cache at most", CheckBytes},
+      {"blocks", "N", "0", "blocks of the cache; 0: by --cache-bytes", CheckInt64},
+      {"chunk-tokens", "TOKENS", "8192", "prefill rows of a step at most", CheckInt32},
+      {"sample", "N", "-1", "requests whose bytes are checked; -1: one in 50, at least 8", CheckInt64},
+      {"seed", "N", "1", "of rows, acceptance and sample", CheckInt64},
+      {"device", "DEVICE", "", "host or cuda:N; else the daemon's default"},
+      PlaneFlag(),
+      {"prefix", nullptr, "", "prompts start from the longest prefix in the daemon's page store"},
+      {"publish-output", nullptr, "", "with --prefix: blocks of outputs are stored too"},
+      {"engines", "N", "1", "engines at a time, each with a cache and part of the requests", CheckInt32},
+      {"restart-engine-every", "N", "0", "requests after which an engine is killed and replaced; 0: never",
+       CheckInt64},
+      {"json", nullptr, "", "print one JSON object instead of a table"}};
+  for (const Flag& flag : DisaggregateFlags()) flags.push_back(flag);
+  return flags;
 }
 
-absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
-                                            std::span<const TraceRequest> requests) {
+absl::Status CheckReplayFlags(const Invocation& invocation) {
   for (const auto& [flag, least] : {std::pair{"requests", 0},
                                     {"concurrency", 1},
                                     {"layers", 1},
@@ -107,6 +81,15 @@ absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
                                     {"seed", 0}}) {
     if (auto status = CheckAtLeast(invocation, flag, least); !status.ok()) return status;
   }
+  if (invocation.On("publish-output") && !invocation.On("prefix")) {
+    return absl::InvalidArgumentError("--publish-output: is of no use without --prefix");
+  }
+  return CheckDisaggregateFlags(invocation);
+}
+
+absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
+                                            std::span<const TraceRequest> requests) {
+  if (auto status = CheckReplayFlags(invocation); !status.ok()) return status;
   CacheGeometry g{};
   g.layers = invocation.Int32("layers");
   g.block_size = invocation.Int32("block-size");
@@ -132,9 +115,6 @@ absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
                               .seed = static_cast<std::uint64_t>(invocation.Int64("seed")),
                               .order = {},
                               .publish_output = invocation.On("publish-output")};
-  if (options.publish_output && !invocation.On("prefix")) {
-    return absl::InvalidArgumentError("--publish-output: is of no use without --prefix");
-  }
   if (auto status = CheckReplay(requests, options); !status.ok()) return status;
   return options;
 }
@@ -142,6 +122,7 @@ absl::StatusOr<EngineOptions> ReplayOptions(const Invocation& invocation,
 int RunReplay(const Invocation& invocation) {
   const auto requests = ReadTrace(invocation.Text("trace"), invocation.Int64("requests"));
   if (!requests.ok()) return Fail(requests.status());
+  if (invocation.On("disaggregate")) return RunDisaggregate(invocation, *requests);
   const auto options = ReplayOptions(invocation, *requests);
   if (!options.ok()) return Fail(options.status());
   const StopOnSignal stop_on_signal;
@@ -159,7 +140,7 @@ int RunReplay(const Invocation& invocation) {
                          .engines = invocation.Int32("engines"),
                          .restart_every = invocation.Int64("restart-engine-every"),
                          .prefix = invocation.On("prefix")},
-                        progress, g_stop);
+                        progress, stop_on_signal.stopped());
   }
 
   int code = 0;

@@ -1,5 +1,5 @@
 // summaryctl replay: drives a daemon with the traffic of a trace as a continuously batching engine would,
-// and checks the bytes that it keeps.
+// and checks the bytes that it keeps. With --disaggregate two of them: client/replay/run_disaggregate.h.
 //
 // The cache is made for the replay, with a name of its own, and deleted at its end, also after an error or
 // an interruption.
@@ -19,7 +19,10 @@ namespace kvsummary {
 
 std::vector<Flag> ReplayFlags();
 
-// What the flags mean for these requests. INVALID_ARGUMENT names the flag and its value.
+// INVALID_ARGUMENT, with the flag and its value, for flags that make no sense whatever the requests are.
+absl::Status CheckReplayFlags(const Invocation& invocation);
+
+// What the flags mean for these requests, on one daemon. INVALID_ARGUMENT names the flag and its value.
 //
 // Unless --blocks says otherwise the cache has the blocks that --cache-bytes holds, but no more than the
 // requests would fill if none was used twice.

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "client/replay/run_disaggregate.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -57,6 +58,66 @@ TEST(ReplayOptionsTest, RingsHoldTheDrafts) {
 TEST(ReplayOptionsTest, SamplesNoMoreThanThereIs) {
   EXPECT_EQ(Options({"--sample=0"})->sampled_requests, 0);
   EXPECT_EQ(Options({"--sample=1000"})->sampled_requests, 103);
+}
+
+absl::StatusOr<DisaggregateOptions> Disaggregated(std::vector<std::string> arguments) {
+  const std::vector<Command> commands = {{"replay", "", "", ReplayFlags(), RunReplay}};
+  arguments.insert(arguments.begin(), {"replay", "--trace=t", "--disaggregate"});
+  const auto invocation = ParseCommandLine(commands, arguments);
+  if (!invocation.ok()) return invocation.status();
+  return MakeDisaggregateOptions(*invocation, Trace());
+}
+
+TEST(DisaggregateOptionsTest, TheTwoCachesDifferInAllThatMay) {
+  const auto options = Disaggregated({"--concurrency=4", "--layers=2", "--k=3"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  const CacheGeometry& a = options->prefill;
+  const CacheGeometry& b = options->decode;
+  EXPECT_EQ(a.block_size, 64);
+  EXPECT_EQ(b.block_size, 16);
+  EXPECT_EQ(a.layers, b.layers);
+  EXPECT_EQ(a.block_stride, a.dense_block_stride());
+  EXPECT_GT(b.block_stride, b.dense_block_stride());
+  EXPECT_EQ(a.capacity, 12) << "every resume position from n - 2 to n";
+  EXPECT_NE(a.capacity, b.capacity);
+  EXPECT_NE(b.rows_per_layer, b.capacity);
+  EXPECT_EQ(options->concurrency, 4);
+  EXPECT_EQ(a.ring_blocks, 5);
+  EXPECT_EQ(b.ring_blocks, 9);
+  EXPECT_EQ(a.blocks, 1 + 4 * 16) << "the longest prompt has 1024 tokens";
+  EXPECT_EQ(b.blocks, 1 + 8 * 65) << "the longest request has 1030";
+  EXPECT_EQ(Disaggregated({"--block-size=16"})->decode.block_size, 64);
+}
+
+TEST(DisaggregateOptionsTest, NoMoreRequestsAtATimeThanFit) {
+  EXPECT_EQ(Disaggregated({"--concurrency=1000"})->concurrency, 103) << "as many as there are";
+  const auto options = Disaggregated({"--concurrency=8", "--cache-bytes=200KiB"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->concurrency, 1) << "for two, the decode side needs 4 * 65 blocks and has 200";
+}
+
+TEST(DisaggregateOptionsTest, BadOnesAreNamed) {
+  const auto error = [](const std::vector<std::string>& arguments) {
+    const auto options = Disaggregated(arguments);
+    EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument) << arguments[0];
+    return std::string(options.status().message());
+  };
+  EXPECT_THAT(error({"--prefix"}), HasSubstr("--prefix"));
+  EXPECT_THAT(error({"--engines=2"}), HasSubstr("--engines"));
+  EXPECT_THAT(error({"--sample=3"}), HasSubstr("--sample"));
+  EXPECT_THAT(error({"--k=-1"}), HasSubstr("--k=-1"));
+  EXPECT_THAT(error({"--decode-device=host"}), HasSubstr("--decode-device"));
+  EXPECT_THAT(error({"--decode-address=unix:s", "--summaryd=x"}), HasSubstr("--summaryd"));
+  EXPECT_THAT(error({"--cache-bytes=8KiB"}), HasSubstr("the prefill cache holds 0 requests of 1024 tokens"));
+  EXPECT_THAT(std::string(Options({"--layer-wise"}).status().message()), HasSubstr("without --disaggregate"));
+}
+
+TEST(DisaggregateOptionsTest, APeerIsAHostOrASocket) {
+  EXPECT_EQ(PeerOf("unix:/run/s"), "unix:/run/s");
+  EXPECT_EQ(PeerOf("10.1.2.3:50051"), "10.1.2.3");
+  EXPECT_EQ(PeerOf("prefill.example:50051"), "prefill.example");
+  EXPECT_EQ(PeerOf("[::1]:50051"), "::1");
+  EXPECT_THAT(PeerOf("unix:s"), testing::EndsWith("/s"));
 }
 
 TEST(ReplayOptionsTest, BadOnesAreNamed) {

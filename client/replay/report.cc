@@ -6,42 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
+#include "client/table.h"
 
 namespace kvsummary {
 namespace {
 
 constexpr auto kDrawInterval = std::chrono::milliseconds(200);
-
-// "1,234,567"
-std::string Grouped(std::int64_t value) {
-  std::string text = absl::StrFormat("%d", value);
-  for (auto i = static_cast<std::ptrdiff_t>(text.size()) - 3; i > 0; i -= 3) {
-    text.insert(text.begin() + i, ',');
-  }
-  return text;
-}
-
-std::string Line(const char* name, const std::string& value) {
-  return absl::StrFormat("  %-28s%20s\n", name, value);
-}
-
-std::string Line(const char* name, std::int64_t value) { return Line(name, Grouped(value)); }
-
-// The value that `part` of them do not exceed; 0 of none.
-double Percentile(std::vector<double> us, double part) {
-  if (us.empty()) return 0;
-  const auto nth = us.begin() + static_cast<std::ptrdiff_t>(part * static_cast<double>(us.size() - 1));
-  std::nth_element(us.begin(), nth, us.end());
-  return *nth;
-}
-
-std::string LatencyLine(const char* name, const std::vector<double>& us) {
-  if (us.empty()) return "";
-  return absl::StrFormat("  %-28s%20s  (%s calls)\n", name,
-                         absl::StrFormat("%s / %s", Grouped(static_cast<std::int64_t>(Percentile(us, 0.5))),
-                                         Grouped(static_cast<std::int64_t>(Percentile(us, 0.99)))),
-                         Grouped(std::ssize(us)));
-}
 
 double Share(std::int64_t part, std::int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
@@ -55,20 +25,20 @@ std::string PrefixTable(const ReplayReport& report) {
   const PrefixReport& p = *report.prefix;
   const SchedulerCounts& c = report.counts;
   std::string table = "page store\n";
-  table += Line("engines, with restarts", p.engines);
-  table += Line("hit rate, by prompt tokens", Percent(c.found_tokens, c.prompt_tokens));
-  table += Line("  of an infinite store", Percent(c.ever_found_tokens, c.prompt_tokens));
-  table += Line("tokens not recomputed", c.prefix_hit_tokens);
-  table += Line("pages loaded", p.loaded_pages);
-  table += Line("  bytes", p.loaded_bytes);
-  table += Line("  found, but bad", p.bad_pages);
-  table += Line("pages stored", p.stored_pages);
-  table += Line("  present before", p.present_pages);
-  table += Line("  dropped for want of room", p.dropped_pages);
+  table += TableLine("engines, with restarts", p.engines);
+  table += TableLine("hit rate, by prompt tokens", Percent(c.found_tokens, c.prompt_tokens));
+  table += TableLine("  of an infinite store", Percent(c.ever_found_tokens, c.prompt_tokens));
+  table += TableLine("tokens not recomputed", c.prefix_hit_tokens);
+  table += TableLine("pages loaded", p.loaded_pages);
+  table += TableLine("  bytes", p.loaded_bytes);
+  table += TableLine("  found, but bad", p.bad_pages);
+  table += TableLine("pages stored", p.stored_pages);
+  table += TableLine("  present before", p.present_pages);
+  table += TableLine("  dropped for want of room", p.dropped_pages);
   for (const PrefixReport::Tier& tier : p.tiers) {
-    table += Line((tier.name + " evicted").c_str(), tier.evicted_pages);
-    table += Line("  copied down", tier.demoted_pages);
-    table += Line("  brought up", tier.promoted_pages);
+    table += TableLine(tier.name + " evicted", tier.evicted_pages);
+    table += TableLine("  copied down", tier.demoted_pages);
+    table += TableLine("  brought up", tier.promoted_pages);
   }
   return table;
 }
@@ -130,29 +100,29 @@ std::string FormatTable(const ReplayReport& report, const EngineOptions& options
   const SchedulerCounts& c = report.counts;
   const CacheGeometry& g = options.geometry;
   std::string table = "replay\n";
-  table += Line("layers", g.layers);
-  table += Line("block size, tokens", g.block_size);
-  table += Line("blocks", g.blocks);
-  table += Line("drafts a step (k)", g.k);
-  table += Line("requests", c.finished);
-  table += Line("prompt tokens", c.prompt_tokens);
-  table += Line("  of them prefix hits", c.prefix_hit_tokens);
-  table += Line("output tokens", c.output_tokens);
-  table += Line("computed tokens", c.computed_rows);
-  table += Line("  of them rejected drafts", c.rejected_drafts);
-  table += Line("  of them recomputed", c.recomputed_rows);
-  table += Line("preemptions", c.preemptions);
-  table += Line("regions closed, a layer", report.regions_closed);
-  table += Line("steps", report.steps);
-  table += Line("wall time, s", absl::StrFormat("%.1f", report.wall_seconds));
-  table += Line("computed tokens/s", PerSecond(c.computed_rows, report.wall_seconds));
+  table += TableLine("layers", g.layers);
+  table += TableLine("block size, tokens", g.block_size);
+  table += TableLine("blocks", g.blocks);
+  table += TableLine("drafts a step (k)", g.k);
+  table += TableLine("requests", c.finished);
+  table += TableLine("prompt tokens", c.prompt_tokens);
+  table += TableLine("  of them prefix hits", c.prefix_hit_tokens);
+  table += TableLine("output tokens", c.output_tokens);
+  table += TableLine("computed tokens", c.computed_rows);
+  table += TableLine("  of them rejected drafts", c.rejected_drafts);
+  table += TableLine("  of them recomputed", c.recomputed_rows);
+  table += TableLine("preemptions", c.preemptions);
+  table += TableLine("regions closed, a layer", report.regions_closed);
+  table += TableLine("steps", report.steps);
+  table += TableLine("wall time, s", absl::StrFormat("%.1f", report.wall_seconds));
+  table += TableLine("computed tokens/s", PerSecond(c.computed_rows, report.wall_seconds));
   table += LatencyLine("prefill RPC p50/p99, us", report.prefill_us);
   table += LatencyLine(g.k > 0 ? "verify RPC p50/p99, us" : "decode RPC p50/p99, us", report.decode_us);
-  table += Line("requests checked", report.sampled_requests);
-  table += Line("  regions compared", report.checked_regions);
-  if (report.prefix) table += Line("    of them loaded", report.checked_loaded_regions);
-  table += Line("  ring rows compared", report.checked_ring_rows);
-  table += Line("  mismatches", report.mismatch_count);
+  table += TableLine("requests checked", report.sampled_requests);
+  table += TableLine("  regions compared", report.checked_regions);
+  if (report.prefix) table += TableLine("    of them loaded", report.checked_loaded_regions);
+  table += TableLine("  ring rows compared", report.checked_ring_rows);
+  table += TableLine("  mismatches", report.mismatch_count);
   if (report.prefix) table += PrefixTable(report);
   return table;
 }

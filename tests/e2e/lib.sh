@@ -78,6 +78,18 @@ expect_text() {
 # each takes some ten times as long.
 volume() { if [[ -n ${SANITIZED-} ]]; then echo "$2"; else echo "$1"; fi; }
 
+# port NAME: the TCP port that a daemon started with port 0 says it listens on.
+port() { grep -oE 'listening on [^ ]*:[0-9]+' "$dir/$1.log" | head -n 1 | grep -oE '[0-9]+$'; }
+
+# field FILE PATH: a number of the JSON object in the file, as .store.pages
+field() { python3 -c 'import json, sys
+value = json.load(open(sys.argv[1]))
+for name in sys.argv[2].split(".")[1:]: value = value[int(name) if name.isdigit() else name]
+print(value)' "$1" "$2"; }
+
+# is EXPRESSION: of numbers, as '0.5 < 0.7'
+is() { python3 -c "import sys; sys.exit(not ($1))" || die "not so: $1"; }
+
 clean_up() {
   local process
   for process in "${pid[@]}"; do

@@ -6,12 +6,6 @@ source "$TEST_SRCDIR/$TEST_WORKSPACE/tests/e2e/lib.sh"
 churn=$TEST_SRCDIR/$TEST_WORKSPACE/tests/churn/churn
 trace=$data/traces/excerpt.jsonl
 
-# field FILE PATH: a number of the JSON object in the file, as .store.pages
-field() { python3 -c 'import json, sys
-value = json.load(open(sys.argv[1]))
-for name in sys.argv[2].split(".")[1:]: value = value[int(name) if name.isdigit() else name]
-print(value)' "$1" "$2"; }
-
 # replay ADDRESS ARGUMENT...: the report is in $dir/out; no byte may differ.
 replay() {
   local address=$1
@@ -19,9 +13,6 @@ replay() {
   expect_code 0 ctl "$address" replay --prefix --trace="$trace" --cache-bytes=64MiB --json "$@"
   [[ $(field "$dir/out" .mismatches) == 0 ]] || die "mismatches: $(cat "$dir/out")"
 }
-
-# is EXPRESSION: of numbers, as '0.5 < 0.7'
-is() { python3 -c "import sys; sys.exit(not ($1))" || die "not so: $1"; }
 
 test_a_second_run_starts_from_what_the_first_has_published() {
   local address=unix:$dir/s

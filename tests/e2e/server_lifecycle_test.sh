@@ -8,9 +8,6 @@ source "$TEST_SRCDIR/$TEST_WORKSPACE/tests/e2e/lib.sh"
 refused() { expect_code 1 timeout 30 "$summaryd" "$@"; }
 misused() { expect_code 2 timeout 30 "$summaryd" "$@"; }
 
-# port NAME: the TCP port that a daemon started with port 0 says it listens on.
-port() { grep -oE 'listening on [^ ]*:[0-9]+' "$dir/$1.log" | head -n 1 | grep -oE '[0-9]+$'; }
-
 test_second_daemon_on_a_socket_is_refused() {
   serve first "unix:$dir/s"
   refused --listen="unix:$dir/s"
