@@ -61,10 +61,10 @@ class Helper {
     const UcxCommand& command = received.command;
     switch (command.kind) {
       case UcxCommandKind::kAddStaging:
-        control_.Answer(command.id, staging_.Add(received.descriptor.get(), command.bytes));
+        control_.Answer(command.id, Add(staging_, received));
         break;
       case UcxCommandKind::kAddLanding:
-        control_.Answer(command.id, landing_.Add(received.descriptor.get(), command.bytes));
+        control_.Answer(command.id, Add(landing_, received));
         break;
       case UcxCommandKind::kLend:
         source_.Lend(command);
@@ -76,6 +76,12 @@ class Helper {
         target_.Fetch(command);
         break;
     }
+  }
+
+  static absl::Status Add(UcxMemories& memories, UcxControl::Received& received) {
+    absl::Status status = memories.Add(received.descriptor.get(), received.command.bytes);
+    received.descriptor = Descriptor();  // before the daemon has its answer
+    return status;
   }
 
   void Wait() {

@@ -131,8 +131,10 @@ class UcxHelperTest : public ::testing::Test {
     const absl::Status status = Fetch(Range(from, bytes, to));
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(staging_.At(from, bytes), landing_.At(to, bytes)) << bytes << " bytes";
-    if (to > 0) EXPECT_EQ(landing_.data()[to - 1], 0);
-    if (to + bytes < landing_.bytes()) EXPECT_EQ(landing_.data()[to + bytes], 0);
+    if (to > 0) {
+      EXPECT_EQ(landing_.data()[to - 1], 0);
+    }
+    EXPECT_EQ(landing_.data()[to + bytes], 0);
   }
   // Many fetches are under way and some have ended; then `strike`. Their statuses, and how long they took
   // after it.
@@ -230,7 +232,7 @@ TEST_F(UcxHelperTest, RefusesARangeThatIsNotWithinOneLent) {
   ASSERT_TRUE(source_->Lend(kToken, 0, 1500, 500).ok());
   ASSERT_TRUE(source_->Lend(kToken, 1, 4000, 100).ok());
   constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
-  for (const auto [from, bytes] :
+  for (const auto& [from, bytes] :
        std::vector<std::pair<std::int64_t, std::int64_t>>{{999, 10},
                                                           {1000, 501},
                                                           {1400, 200},
@@ -462,9 +464,14 @@ TEST(UcxHelperStartTest, SaysWhatCannotBeRun) {
   refused = UcxHelper::Start({.binary = "/bin/false", .net_device = "lo"});
   EXPECT_TRUE(absl::IsUnavailable(refused.status())) << refused.status();
   EXPECT_NE(refused.status().ToString().find("status 1"), std::string::npos) << refused.status();
-  refused =
-      UcxHelper::Start({.binary = "/usr/bin/yes", .net_device = "lo", .start_deadline = milliseconds(1)});
+}
+
+TEST_F(UcxHelperTest, DoesNotWaitForAStartWithoutEnd) {
+  UcxHelper::Options options = MakeOptions();
+  options.start_deadline = milliseconds(0);
+  const auto refused = UcxHelper::Start(options);
   EXPECT_TRUE(absl::IsUnavailable(refused.status())) << refused.status();
+  EXPECT_NE(refused.status().ToString().find("after 0 ms"), std::string::npos) << refused.status();
 }
 
 TEST(UcxEnvironmentTest, OurValuesGiveWayToThoseOfTheEnvironment) {

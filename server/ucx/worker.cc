@@ -70,10 +70,12 @@ void UcxFatal(const std::string& why) {
 
 absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const std::string& net_device,
                                                              ucp_listener_conn_handler_t on_connect) {
+  const auto ip = AddressOf(net_device);
+  if (!ip.ok()) return ip.status();
   ucs_log_push_handler(Log);
   std::unique_ptr<UcxWorker> worker(new UcxWorker);
   if (absl::Status open = worker->Open(); !open.ok()) return open;
-  if (absl::Status listen = worker->Listen(net_device, on_connect); !listen.ok()) return listen;
+  if (absl::Status listen = worker->Listen(*ip, on_connect); !listen.ok()) return listen;
   return worker;
 }
 
@@ -95,14 +97,12 @@ absl::Status UcxWorker::Open() {
   return absl::OkStatus();
 }
 
-absl::Status UcxWorker::Listen(const std::string& net_device, ucp_listener_conn_handler_t on_connect) {
-  const auto ip = AddressOf(net_device);
-  if (!ip.ok()) return ip.status();
+absl::Status UcxWorker::Listen(in_addr ip, ucp_listener_conn_handler_t on_connect) {
   const auto ports = PortsOfEnvironment();
   if (!ports.ok()) return ports.status();
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr = *ip;
+  address.sin_addr = ip;
   ucs_status_t status = UCS_ERR_BUSY;
   for (int port = ports->first; status == UCS_ERR_BUSY && port <= ports->last; ++port) {
     address.sin_port = htons(static_cast<std::uint16_t>(port));

@@ -2,6 +2,7 @@
 // remote reads and writes of the protocol layer are refused.
 #pragma once
 
+#include <netinet/in.h>
 #include <ucp/api/ucp.h>
 
 #include <cstdint>
@@ -44,7 +45,7 @@ class UcxWorker {
  private:
   UcxWorker() = default;
   absl::Status Open();
-  absl::Status Listen(const std::string& net_device, ucp_listener_conn_handler_t on_connect);
+  absl::Status Listen(in_addr ip, ucp_listener_conn_handler_t on_connect);
 
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
