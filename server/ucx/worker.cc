@@ -16,8 +16,6 @@
 namespace kvsummary {
 namespace {
 
-constexpr int kProgressBound = 256;
-
 struct Ports {
   int first = 0;
   int last = 0;  // 0 to 0: of the kernel's choice
@@ -140,11 +138,6 @@ absl::Status UcxWorker::SetHandler(unsigned id, ucp_am_recv_callback_t callback,
   handler.arg = argument;
   const ucs_status_t s = ucp_worker_set_am_recv_handler(worker_, &handler);
   return s == UCS_OK ? absl::OkStatus() : Failed("ucp_worker_set_am_recv_handler", s);
-}
-
-void UcxWorker::Progress() {
-  for (int i = 0; i < kProgressBound && ucp_worker_progress(worker_) != 0; ++i) {
-  }
 }
 
 bool UcxWorker::Arm() {

@@ -28,8 +28,8 @@ class UcxWorker {
 
   absl::Status SetHandler(unsigned id, ucp_am_recv_callback_t callback, void* argument);
 
-  // Does what there is to do, up to a bound.
-  void Progress();
+  // Does some of what there is to do; whether there was any.
+  bool Progress() { return ucp_worker_progress(worker_) != 0; }
   // Whether event_fd() tells of everything from now on; else there is more to do.
   bool Arm();
   int event_fd() const { return event_fd_; }

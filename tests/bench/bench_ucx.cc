@@ -1,12 +1,14 @@
 // Measures what UcxHelper fetches a second over one interface, against ucx_perftest's ucp_am_bw: the same
 // UCX_* environment, the same messages of 1 MiB, the same run, one after the other, and medians.
 //
-//   bench_ucx [--rounds=N] [--mib=M] [--device=lo]
+//   bench_ucx [--rounds=N] [--mib=M] [--staging-mib=S] [--device=lo]
 //
-// A round of ours: two helpers, M MiB fetched in messages of 1 MiB with all of a landing memory's places
-// under way; every message is hashed (XXH3) by this process when it has come and compared, inside the time
-// measured. A round of ucx_perftest: server and client, M messages, which neither hash nor sleep. CPU seconds
-// are of both ends: of ours, also this process's. Exit status 1 when a hash differs.
+// Two helpers; M MiB are fetched, over and over the S MiB (default 1, which is what ucx_perftest sends again
+// and again) of one's staging memory into 16 places of the other's landing memory. "fetch" only fetches, and
+// hashes what lies in the places at its end; "checked" hashes every message (XXH3, in this process) when it
+// has come, before its place is used again, inside the time measured: a third process at work, where
+// ucx_perftest has two. CPU seconds are of all of them. The memory has 2 MiB pages where the machine grants
+// some (vm.nr_overcommit_hugepages). Exit status 1 when a hash differs.
 #include <fcntl.h>
 #include <spawn.h>
 #include <spdlog/spdlog.h>
@@ -38,7 +40,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-constexpr std::int64_t kStagingBytes = 96 * kMiB;
+constexpr std::int64_t kHugeBytes = 2 * kMiB;
 constexpr std::int64_t kPlaces = 16;  // of 1 MiB, in landing memory
 
 struct Figure {
@@ -80,38 +82,47 @@ double CpuOf(pid_t pid) {
 }
 
 struct Mapped {
-  explicit Mapped(std::int64_t bytes) : fd(memfd_create("bench", MFD_CLOEXEC)) {
-    if (ftruncate(fd, bytes) != 0) Die("ftruncate");
+  explicit Mapped(std::int64_t bytes) : fd(memfd_create("bench", MFD_CLOEXEC | MFD_HUGETLB)) {
+    const std::int64_t whole = (bytes + kHugeBytes - 1) / kHugeBytes * kHugeBytes;
+    huge = fd >= 0 && posix_fallocate(fd, 0, whole) == 0;
+    if (!huge) {
+      close(fd);
+      fd = memfd_create("bench", MFD_CLOEXEC);
+      if (ftruncate(fd, bytes) != 0) Die("ftruncate");
+    }
     data = static_cast<char*>(mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
                                    MAP_SHARED | MAP_POPULATE, fd, 0));
     if (data == MAP_FAILED) Die("mmap");
   }
   int fd;
+  bool huge;
   char* data;
 };
 
 class Ours {
  public:
-  explicit Ours(const std::string& device) {
+  Ours(const std::string& device, std::int64_t staging_mib) : staging_bytes_(staging_mib * kMiB) {
     const UcxHelper::Options options{.binary = HelperPath(), .net_device = device};
     source_ = OrDie(UcxHelper::Start(options));
     target_ = OrDie(UcxHelper::Start(options));
     std::mt19937_64 random(1);
-    for (std::int64_t i = 0; i < kStagingBytes; i += 8) {
+    for (std::int64_t i = 0; i < staging_bytes_; i += 8) {
       const std::uint64_t word = random();
       std::memcpy(staging_.data + i, &word, 8);
     }
-    for (std::int64_t i = 0; i < kStagingBytes; i += kMiB)
+    for (std::int64_t i = 0; i < staging_bytes_; i += kMiB)
       hashes_.push_back(XXH3_64bits(staging_.data + i, kMiB));
-    OrDie(source_->AddStaging(staging_.fd, kStagingBytes));
+    OrDie(source_->AddStaging(staging_.fd, staging_bytes_));
     OrDie(target_->AddLanding(landing_.fd, kPlaces * kMiB));
-    if (!source_->Lend(kToken, 0, 0, kStagingBytes).ok()) Die("Lend");
-    Run(kStagingBytes / kMiB);
+    if (!source_->Lend(kToken, 0, 0, staging_bytes_).ok()) Die("Lend");
+    Run(staging_bytes_ / kMiB + kPlaces, true);
   }
 
   const std::string& version() const { return source_->version(); }
+  bool huge() const { return staging_.huge && landing_.huge; }
 
-  Figure Run(std::int64_t messages) {
+  Figure Run(std::int64_t messages, bool checked) {
+    checked_ = checked;
     messages_ = messages;
     next_ = 0;
     absl::BlockingCounter left(static_cast<int>(messages));
@@ -121,7 +132,9 @@ class Ours {
     for (std::int64_t place = 0; place < kPlaces; ++place) FetchNext(place);
     left.Wait();
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    return {static_cast<double>(messages * kMiB) / seconds / 1e9, AllCpu() - cpu};
+    const Figure figure{static_cast<double>(messages * kMiB) / seconds / 1e9, AllCpu() - cpu};
+    for (std::int64_t place = 0; place < kPlaces; ++place) Check(place);
+    return figure;
   }
 
  private:
@@ -134,31 +147,39 @@ class Ours {
 
   double AllCpu() const { return OwnCpu() + CpuOf(source_->pid()) + CpuOf(target_->pid()); }
 
-  // Into a place that is free: then from its callback, after the check.
+  void Check(std::int64_t place) {
+    if (XXH3_64bits(landing_.data + place * kMiB, kMiB) !=
+        hashes_[chunks_[static_cast<std::size_t>(place)]]) {
+      Die(absl::StrCat("what came into place ", place, " is damaged"));
+    }
+  }
+
+  // Into a place that is free; from its callback, the next.
   void FetchNext(std::int64_t place) {
     const std::int64_t message = next_++;
     if (message >= messages_) return;
-    const std::int64_t chunk = message % (kStagingBytes / kMiB);
-    target_->Fetch(
-        {.peer = source_->address(),
-         .token = kToken,
-         .from = chunk * kMiB,
-         .bytes = kMiB,
-         .to = place * kMiB},
-        [this, chunk, place](absl::Status status) {
-          if (!status.ok()) Die(status.ToString());
-          if (XXH3_64bits(landing_.data + place * kMiB, kMiB) != hashes_[static_cast<std::size_t>(chunk)]) {
-            Die(absl::StrCat("chunk ", chunk, " came damaged"));
-          }
-          FetchNext(place);
-          left_->DecrementCount();
-        });
+    const std::int64_t chunk = message % (staging_bytes_ / kMiB);
+    chunks_[static_cast<std::size_t>(place)] = static_cast<std::size_t>(chunk);
+    target_->Fetch({.peer = source_->address(),
+                    .token = kToken,
+                    .from = chunk * kMiB,
+                    .bytes = kMiB,
+                    .to = place * kMiB},
+                   [this, place](const absl::Status& status) {
+                     if (!status.ok()) Die(status.ToString());
+                     if (checked_) Check(place);
+                     FetchNext(place);
+                     left_->DecrementCount();
+                   });
   }
 
-  Mapped staging_{kStagingBytes}, landing_{kPlaces * kMiB};
+  const std::int64_t staging_bytes_;
+  Mapped staging_{staging_bytes_}, landing_{kPlaces * kMiB};
   std::vector<std::uint64_t> hashes_;
   std::unique_ptr<UcxHelper> source_, target_;
+  std::vector<std::size_t> chunks_ = std::vector<std::size_t>(kPlaces);  // what each place has got
   std::int64_t messages_ = 0;
+  bool checked_ = false;
   std::atomic<std::int64_t> next_ = 0;
   absl::BlockingCounter* left_ = nullptr;
 };
@@ -243,7 +264,7 @@ void Print(const char* name, const std::vector<Figure>& figures, std::int64_t me
 
 int Main(int argc, char** argv) {
   int rounds = 9;
-  std::int64_t messages = 2000;
+  std::int64_t messages = 2000, staging_mib = 1;
   std::string device = "lo";
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -251,30 +272,36 @@ int Main(int argc, char** argv) {
       rounds = std::atoi(argument.c_str() + 9);
     } else if (argument.rfind("--mib=", 0) == 0) {
       messages = std::atol(argument.c_str() + 6);
+    } else if (argument.rfind("--staging-mib=", 0) == 0) {
+      staging_mib = std::atol(argument.c_str() + 14);
     } else if (argument.rfind("--device=", 0) == 0) {
       device = argument.substr(9);
     } else {
-      Die("usage: bench_ucx [--rounds=N] [--mib=M] [--device=lo]");
+      Die("usage: bench_ucx [--rounds=N] [--mib=M] [--staging-mib=S] [--device=lo]");
     }
   }
   spdlog::set_level(spdlog::level::err);
-  Ours ours(device);
+  Ours ours(device, staging_mib);
   const Perftest perftest(device);
   std::printf("UCX %s, %s, %ld messages of 1 MiB, %d rounds\n", ours.version().c_str(), device.c_str(),
               messages, rounds);
-  std::vector<Figure> our_figures, their_figures;
-  std::vector<double> ratios;
+  std::vector<Figure> theirs, fetch, checked;
+  std::vector<double> fetch_ratios, checked_ratios;
   for (int round = 0; round < rounds; ++round) {
-    their_figures.push_back(perftest.Run(messages));
-    our_figures.push_back(ours.Run(messages));
-    ratios.push_back(our_figures.back().gb_per_s / their_figures.back().gb_per_s);
-    std::printf("round %d: ours %.2f, ucx_perftest %.2f GB/s, ratio %.2f\n", round + 1,
-                our_figures.back().gb_per_s, their_figures.back().gb_per_s, ratios.back());
+    theirs.push_back(perftest.Run(messages));
+    fetch.push_back(ours.Run(messages, false));
+    checked.push_back(ours.Run(messages, true));
+    fetch_ratios.push_back(fetch.back().gb_per_s / theirs.back().gb_per_s);
+    checked_ratios.push_back(checked.back().gb_per_s / theirs.back().gb_per_s);
+    std::printf("round %d, GB/s: ucx_perftest %.2f, fetch %.2f, checked %.2f\n", round + 1,
+                theirs.back().gb_per_s, fetch.back().gb_per_s, checked.back().gb_per_s);
     std::fflush(stdout);
   }
-  Print("ours", our_figures, messages);
-  Print("ucx_perftest", their_figures, messages);
-  std::printf("ratio of the medians' rounds: %.2f\n", Median(ratios));
+  Print("ucx_perftest", theirs, messages);
+  Print("fetch", fetch, messages);
+  Print("checked", checked, messages);
+  std::printf("median of the rounds' ratios to ucx_perftest: fetch %.2f, checked %.2f\n",
+              Median(fetch_ratios), Median(checked_ratios));
   return 0;
 }
 
