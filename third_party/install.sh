@@ -9,7 +9,7 @@ packages=(
   bazel-bootstrap g++ pkg-config
   libgrpc++-dev libgrpc-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
   libspdlog-dev libfmt-dev nlohmann-json3-dev libssl-dev zlib1g-dev libre2-dev libc-ares-dev libxxhash-dev
-  libgtest-dev libgmock-dev
+  libgtest-dev libgmock-dev libucx-dev
 )
 test_packages=(
   clang-14 libclang-rt-14-dev clang-tidy-14 clang-format-14 shellcheck openssl xz-utils python3 python3-venv
