@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 
 #include "client/units.h"
 #include "server/cache/cache.h"
@@ -49,6 +50,12 @@ std::uint64_t MicrosecondsSinceEpoch() {
                                         .count());
 }
 
+std::string UcxHelperPath(const Config& config) {
+  if (!config.ucx_helper.empty()) return config.ucx_helper;
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).replace_filename("summaryd-ucx").string();
+}
+
 int Run(const Config& config) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("summaryd"));
   spdlog::set_level(spdlog::level::from_str(config.log_level));
@@ -75,7 +82,8 @@ int Run(const Config& config) {
                  .first_sequence = MicrosecondsSinceEpoch()},
        .handoff = {.bytes_per_device = config.handoff_bytes, .lifetime = config.handoff_lifetime},
        .advertise = config.advertise,
-       .peers = config.peers},
+       .peers = config.peers,
+       .ucx = {.net_device = config.ucx_device, .binary = UcxHelperPath(config)}},
       caches);
   if (!server.ok()) {
     spdlog::error("{}", std::string(server.status().message()));

@@ -37,6 +37,9 @@ const char kUsage[] =
   --peers=PEER           daemons whose hand-offs may be accepted, besides this one's own: a network
                          as 10.0.0.0/8, an address, a host, either with :PORT, or unix:PATH;
                          repeatable. Default: none
+  --ucx-device=INTERFACE let other daemons fetch hand-offs by UCX on this network interface, which
+                         neither authenticates nor encrypts: for private networks. Default: off
+  --ucx-helper=PATH      the process that UCX runs in. Default: summaryd-ucx beside summaryd
   --descriptor-socket=PATH  socket that passes memory to clients on this host.
                          Default: the path of the first unix: address and ".fds"
   --socket-mode=MODE     of the Unix sockets, octal, within 0666. Default: 0600
@@ -123,6 +126,11 @@ absl::Status Set(std::string_view flag, const std::string& value, Config& config
       return absl::InvalidArgumentError("must be HOST:PORT or unix:PATH");
     }
     config.advertise = value;
+    return absl::OkStatus();
+  }
+  if (flag == "--ucx-device" || flag == "--ucx-helper") {
+    if (value.empty()) return absl::InvalidArgumentError("must be named");
+    (flag == "--ucx-device" ? config.ucx_device : config.ucx_helper) = value;
     return absl::OkStatus();
   }
   if (flag == "--peers") return config.peers.Allow(value);

@@ -29,6 +29,8 @@ struct Config {
   std::chrono::seconds handoff_lifetime{60};             // --handoff-lifetime
   std::string advertise;                                 // --advertise; empty: the first --listen
   Peers peers;                                           // --peers, repeatable
+  std::string ucx_device;                                // --ucx-device; empty: no UCX
+  std::string ucx_helper;                                // --ucx-helper; empty: beside the daemon
   std::chrono::seconds drain_timeout{30};                // --drain-timeout
   std::chrono::seconds cache_grace{600};                 // --cache-grace
   std::string descriptor_socket;                         // --descriptor-socket; empty: the default

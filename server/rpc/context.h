@@ -92,6 +92,7 @@ class SessionStreams {
 class UpdateQueues;    // server/rpc/update_queue.h
 class PrefixSessions;  // server/rpc/prefix_sessions.h
 class PullLinks;       // server/rpc/pull_links.h
+class UcxTransport;    // server/rpc/ucx_transport.h
 
 // Who this daemon is for others that hand-offs bring here, and whom it may pull from.
 struct HandoffIdentity {
@@ -118,6 +119,7 @@ struct ServiceContext {
   Bounces& bounces;
   PullLinks& links;
   const HandoffIdentity& handoff;
+  UcxTransport* ucx;  // null: off
 };
 
 }  // namespace kvsummary

@@ -18,6 +18,7 @@
 #include "server/error.h"
 #include "server/rpc/grpc_thread.h"
 #include "server/rpc/handoff_wire.h"
+#include "server/rpc/ucx_transport.h"
 
 namespace kvsummary {
 namespace {
@@ -80,12 +81,13 @@ std::shared_ptr<MappedStaging> Redeem(const std::string& socket, const v1::Memor
   return data == MAP_FAILED ? nullptr : std::make_shared<MappedStaging>(data, bytes);
 }
 
-// Memory of another daemon that parts of a pull lie in. Filled in on the cache's executor, where its users
-// are too.
+// Memory of another daemon that parts of a pull lie in: one of these ways to it.
 struct Reach {
-  std::shared_ptr<MappedStaging> mapping;      // of the host
-  std::shared_ptr<const Memory> memory;  // of a CUDA device
-  std::int64_t bytes = 0;
+  std::shared_ptr<MappedStaging> mapping;          // of the host
+  std::shared_ptr<const Memory> memory;            // of a CUDA device
+  UcxTransport::Place ucx;                         // its peer is empty where it is not this
+  std::int64_t bytes = 0;                          // of the first two
+  std::map<std::int32_t, std::int64_t> offsets{};  // of parts; on the stream's thread alone
 };
 
 }  // namespace
@@ -111,6 +113,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     entry.acceptance = std::move(acceptance);
     entry.pulling = pulling;
     entry.same_host = options_.same_host;
+    entry.ucx = options_.ucx != nullptr;
     if (stream_ != nullptr) {
       BeginLocked(pulling->key_, entry);
     } else if (!waiting_) {
@@ -168,9 +171,9 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     std::shared_ptr<Acceptance> acceptance;
     std::weak_ptr<PullLinks::Pulling> pulling;
     std::uint32_t number = 0;  // in the present stream; 0: none
-    bool same_host = true;
+    bool same_host = true;     // what may be tried
+    bool ucx = true;
     std::shared_ptr<Reach> reach;
-    std::string descriptor_socket;
   };
 
   // A call. It lives until it is done; after that nothing of it is under way.
@@ -228,13 +231,15 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
 
   // Returns the credit of a chunk when it has been written to the cache.
   struct HeldMessage {
-    HeldMessage(std::shared_ptr<PullLink> l, std::shared_ptr<v1::PullResponse> m)
-        : link(std::move(l)), message(std::move(m)) {}
-    ~HeldMessage() { link->GiveCredit(static_cast<std::int64_t>(message->chunk().data().size())); }
+    HeldMessage(std::shared_ptr<PullLink> l, std::shared_ptr<v1::PullResponse> m, std::int64_t b)
+        : link(std::move(l)), message(std::move(m)), bytes(b) {}
+    ~HeldMessage() { link->GiveCredit(bytes); }
     HeldMessage(const HeldMessage&) = delete;
     HeldMessage& operator=(const HeldMessage&) = delete;
-    std::shared_ptr<PullLink> link;
-    std::shared_ptr<v1::PullResponse> message;
+    const std::shared_ptr<PullLink> link;
+    const std::shared_ptr<v1::PullResponse> message;
+    const std::int64_t bytes;
+    std::string fetched = {};  // where the message has none
   };
 
   void OpenLocked() {
@@ -244,6 +249,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     owed_ = 0;
     v1::PullRequest hello;
     hello.mutable_hello()->set_boot_id(boot_id_);
+    if (options_.ucx != nullptr) hello.mutable_hello()->set_ucx_version(options_.ucx->version());
     stream_->Send(std::move(hello));
     v1::PullRequest credit;
     credit.set_credit_bytes(options_.credit_bytes);
@@ -277,6 +283,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
       held->set_count(run.count);
     }
     if (entry.same_host) begin->add_transports(v1::HANDOFF_TRANSPORT_SAME_HOST);
+    if (entry.ucx) begin->add_transports(v1::HANDOFF_TRANSPORT_UCX);
     begin->set_device_uuid(entry.acceptance->device().uuid());
     stream_->Send(std::move(request));
   }
@@ -319,7 +326,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
       case v1::PullResponse::kPart:
         return TakePart(message->part(), acceptance, reach);
       case v1::PullResponse::kChunk:
-        return TakeChunk(std::move(message), *acceptance, *pulling);
+        return TakeChunk(std::move(message), acceptance, pulling, reach);
       case v1::PullResponse::kDone:
         return acceptance->SourceDone(message->done().committed_tokens());
       case v1::PullResponse::kFailed:
@@ -368,7 +375,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     return reach.mapping != nullptr;
   }
 
-  // Begins a pull again, without sharing memory.
+  // Begins a pull again, over the stream alone.
   void FallBack(std::uint32_t number) {
     std::lock_guard lock(mutex_);
     const auto found = numbers_.extract(number);
@@ -378,6 +385,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     stream_->Send(std::move(end));
     Entry& entry = pulls_.at(found.mapped());
     entry.same_host = false;
+    entry.ucx = false;
     BeginLocked(found.mapped(), entry);
   }
 
@@ -385,6 +393,10 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
                 const std::shared_ptr<Reach>& reach) {
     const std::int32_t number = part.part();
     if (!acceptance->AddPart(number, FromProto(part)).ok() || reach == nullptr) return;
+    if (!reach->ucx.peer.empty()) {
+      reach->offsets[number] = part.offset_bytes();
+      return;
+    }
     const Part* known = acceptance->FindPart(number);
     if (part.offset_bytes() < 0 || part.offset_bytes() > reach->bytes - known->bytes()) {
       return acceptance->Fail(
@@ -401,11 +413,32 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     }
   }
 
-  void TakeChunk(std::shared_ptr<v1::PullResponse> message, Acceptance& acceptance,
-                 PullLinks::Pulling& pulling) {
+  void TakeChunk(std::shared_ptr<v1::PullResponse> message, const std::shared_ptr<Acceptance>& acceptance,
+                 const std::shared_ptr<PullLinks::Pulling>& pulling, const std::shared_ptr<Reach>& reach) {
     const v1::PullChunk& chunk = message->chunk();
-    const std::string& data = chunk.data();
-    const auto held = std::make_shared<HeldMessage>(shared_from_this(), message);
+    const std::int64_t bytes = acceptance->BytesOfChunk(chunk.part(), chunk.chunk());
+    const bool fetch = reach != nullptr && !reach->ucx.peer.empty();
+    auto held = std::make_shared<HeldMessage>(shared_from_this(), message,
+                                              fetch ? bytes : static_cast<std::int64_t>(chunk.data().size()));
+    if (!fetch || bytes == 0) return CheckChunk(held, chunk.data(), *acceptance, *pulling);
+    UcxTransport::Place place = reach->ucx;
+    const Part& part = *acceptance->FindPart(chunk.part());
+    place.offset = reach->offsets[chunk.part()] + ChunkAt(part, chunk.chunk()).offset(part);
+    options_.ucx->Fetch(place, bytes,
+                        [self = shared_from_this(), held, acceptance,
+                         weak = std::weak_ptr(pulling)](absl::StatusOr<std::string> fetched) {
+                          const auto still = weak.lock();
+                          if (still == nullptr) return;
+                          if (!fetched.ok()) return self->FallBack(held->message->pull());
+                          held->fetched = *std::move(fetched);
+                          self->CheckChunk(held, held->fetched, *acceptance, *still);
+                        });
+  }
+
+  // Writes a chunk's bytes, which `held` keeps, or asks for them again.
+  void CheckChunk(const std::shared_ptr<HeldMessage>& held, const std::string& data, Acceptance& acceptance,
+                  PullLinks::Pulling& pulling) {
+    const v1::PullChunk& chunk = held->message->chunk();
     if (acceptance.BytesOfChunk(chunk.part(), chunk.chunk()) == static_cast<std::int64_t>(data.size()) &&
         Checksum(data.data(), data.size()) == chunk.checksum()) {
       return acceptance.WriteFromHost(chunk.part(), chunk.chunk(), data.data(), held);
@@ -417,11 +450,11 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
                                                     chunk.chunk(), chunk.part(), kMaxDamaged)));
     }
     v1::PullRequest again;
-    again.mutable_again()->set_pull(message->pull());
+    again.mutable_again()->set_pull(held->message->pull());
     again.mutable_again()->set_part(chunk.part());
     again.mutable_again()->set_chunk(chunk.chunk());
     std::lock_guard lock(mutex_);
-    if (stream_ != nullptr) stream_->Send(std::move(again));
+    if (stream_ != nullptr && numbers_.contains(held->message->pull())) stream_->Send(std::move(again));
   }
 
   // The stream is over, and nothing of it is left.

@@ -22,6 +22,7 @@
 namespace kvsummary {
 
 class PullLink;
+class UcxTransport;  // server/rpc/ucx_transport.h
 
 class PullLinks {
  public:
@@ -29,6 +30,7 @@ class PullLinks {
     std::chrono::milliseconds give_up{10'000};
     std::int64_t credit_bytes = std::int64_t{32} << 20;  // of chunks under way, of a stream
     bool same_host = true;                               // whether memory may be mapped
+    UcxTransport* ucx = nullptr;                         // null: none; it must outlive the links
   };
 
   // What is being pulled, until it is destroyed (or the acceptance is over: then it does nothing more).

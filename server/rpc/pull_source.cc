@@ -17,6 +17,7 @@
 #include "server/rpc/grpc_thread.h"
 #include "server/rpc/handoff_wire.h"
 #include "server/rpc/status.h"
+#include "server/rpc/ucx_transport.h"
 
 namespace kvsummary {
 namespace {
@@ -82,6 +83,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     std::shared_ptr<Offer> offer;
     Wanted wanted;
     v1::HandoffTransport transport = v1::HANDOFF_TRANSPORT_GRPC;
+    std::unique_ptr<UcxTransport::Loan> loan;              // of UCX
     std::vector<std::shared_ptr<const StagedPart>> parts;  // that have been told
     bool complete = false;
     std::int64_t committed_tokens = 0;
@@ -215,8 +217,23 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       accepted.set_descriptor_socket(context_.descriptor_socket);
     } else {
       accepted.clear_memory();
+      if (can.contains(v1::HANDOFF_TRANSPORT_UCX)) OfferUcx(pull, accepted);
     }
     accepted.set_transport(pull.transport);
+  }
+
+  void OfferUcx(Pull& pull, v1::PullAccepted& accepted) {
+    if (context_.ucx == nullptr || hello_.ucx_version().empty() ||
+        hello_.ucx_version() != context_.ucx->version()) {
+      return;
+    }
+    const Memory* memory = context_.offers.arena(pull.offer->device())->memory();
+    if (memory != nullptr) pull.loan = context_.ucx->Borrow(*memory);
+    if (pull.loan == nullptr) return;
+    pull.transport = v1::HANDOFF_TRANSPORT_UCX;
+    accepted.set_ucx_address(pull.loan->address());
+    accepted.set_ucx_token(pull.loan->token());
+    accepted.set_ucx_staging(pull.loan->staging());
   }
 
   // Whether the puller can have the offer's memory itself.
@@ -275,6 +292,12 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       return;
     }
     for (const auto& staged : view.parts) {
+      if (pull.loan != nullptr && !pull.loan->Lend(staged)) {
+        FillFailed(Refuse(Reason::PEER_UNREACHABLE, "", "the UCX helper has ended"),
+                   Out(id).mutable_failed());
+        pull.ended = true;
+        return;
+      }
       v1::PullPart* part = Out(id).mutable_part();
       part->set_part(staged->number);
       FillPart(staged->part, staged->extent.offset(), part);
@@ -341,6 +364,14 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     credit_ -= chunk.bytes();
     context_.stats.handoff_sent_bytes += chunk.bytes();
     Device& device = pull.offer->device();
+    if (pull.transport == v1::HANDOFF_TRANSPORT_UCX) {
+      v1::PullChunk& message = *Out(id).mutable_chunk();
+      message.set_part(static_cast<std::int32_t>(place.part));
+      message.set_chunk(place.chunk);
+      message.set_checksum(
+          Checksum(staged->data() + chunk.offset(staged->part), static_cast<std::size_t>(chunk.bytes())));
+      return;
+    }
     if (!device.pins_host_memory()) {
       FillChunk(
           place,

@@ -62,13 +62,15 @@ void SetKeepalive(grpc::ServerBuilder& builder, std::chrono::milliseconds keepal
 }  // namespace
 
 struct Server::Impl {
-  Impl(const Options& options, CacheManager& caches, std::unique_ptr<PageStore> page_store)
+  Impl(const Options& options, CacheManager& caches, std::unique_ptr<PageStore> page_store,
+       std::unique_ptr<UcxTransport> ucx_transport)
       : store(std::move(page_store)),
+        ucx(std::move(ucx_transport)),
         waits(options.waits),
         queues(caches, stats, drain, options.waits),
         bounces(caches.devices()),
         offers(caches.devices(), options.handoff),
-        links(options.pull, stats),
+        links(WithUcx(options.pull, ucx.get()), stats),
         handoff{.instance = "", .address = options.advertise, .peers = options.peers},
         context{.caches = caches,
                 .stats = stats,
@@ -84,7 +86,13 @@ struct Server::Impl {
                 .offers = offers,
                 .bounces = bounces,
                 .links = links,
-                .handoff = handoff} {}
+                .handoff = handoff,
+                .ucx = ucx.get()} {}
+
+  static PullLinks::Options WithUcx(PullLinks::Options options, UcxTransport* ucx) {
+    options.ucx = ucx;
+    return options;
+  }
 
   Stats stats;
   class Drain drain;
@@ -93,6 +101,7 @@ struct Server::Impl {
   SessionStreams streams;
   std::string descriptor_socket;  // its path, set before any service is made
   const std::unique_ptr<PageStore> store;
+  const std::unique_ptr<UcxTransport> ucx;  // null: off
   Waits waits;
   UpdateQueues queues;
   PrefixSessions prefixes;
@@ -115,7 +124,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
   InstallPlugins();
   auto store = PageStore::Create(caches.devices(), options.store);
   if (!store.ok()) return store.status();
-  auto impl = std::make_unique<Impl>(options, caches, *std::move(store));
+  std::unique_ptr<UcxTransport> ucx;
+  if (!options.ucx.net_device.empty()) {
+    auto started = UcxTransport::Start(options.ucx);
+    if (!started.ok()) return started.status();
+    ucx = *std::move(started);
+  }
+  auto impl = std::make_unique<Impl>(options, caches, *std::move(store), std::move(ucx));
   std::vector<ListenAddress> addresses;
   impl->descriptor_socket = options.descriptor_socket;
   for (const std::string& text : options.listen) {

@@ -13,6 +13,7 @@
 #include "server/memory/socket_file.h"
 #include "server/ops/stats.h"
 #include "server/rpc/pull_links.h"
+#include "server/rpc/ucx_transport.h"
 #include "server/session/session.h"
 #include "server/session/waits.h"
 #include "server/store/page_store.h"
@@ -40,11 +41,13 @@ class Server {
     // Where other daemons reach this one, as it stands in hand-offs. Empty: the first address of `listen`.
     std::string advertise = {};
     Peers peers = {};  // daemons whose hand-offs may be accepted
+    // UCX between daemons, where a network interface is named: its helper is started, or the server is not.
+    UcxTransport::Options ucx = {};
   };
 
-  // Makes the page store, or says why there is no room for it. Listens on every address, or on none and says
-  // why. Unix sockets are made with mode 0600 before they get another, a port is never shared. `caches` must
-  // outlive the server.
+  // Makes the page store, or says why there is no room for it; starts UCX if it is wanted. Listens on every
+  // address, or on none and says why. Unix sockets are made with mode 0600 before they get another, a port is
+  // never shared. `caches` must outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, CacheManager& caches);
 
   // Stops at once what is under way.

@@ -1,0 +1,98 @@
+// UCX for hand-offs: its helper process, started anew when it has died, and the landing memory that fetches
+// write to. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/handoff/offers.h"
+#include "server/memory/memory.h"
+#include "server/ucx/ucx_helper.h"
+
+namespace kvsummary {
+
+class UcxTransport {
+ public:
+  struct Options {
+    std::string net_device;  // empty: no UCX
+    std::string binary;      // of the helper
+  };
+
+  // Starts the helper, or says why it cannot be.
+  static absl::StatusOr<std::unique_ptr<UcxTransport>> Start(Options options);
+
+  // Waits for the fetches under way, which fail.
+  ~UcxTransport();
+
+  // UCX's version; empty while the helper is dead.
+  std::string version();
+
+  // The source's side: ranges of staging memory lent under one token, until it is destroyed. What was lent is
+  // kept until nothing is sent of it any more.
+  class Loan {
+   public:
+    ~Loan();
+    const std::string& address() const { return address_; }
+    std::uint64_t token() const { return token_; }
+    std::uint32_t staging() const { return staging_; }
+    // Whether the part can be fetched now.
+    bool Lend(const std::shared_ptr<const StagedPart>& staged);
+
+   private:
+    friend class UcxTransport;
+    Loan() = default;
+    std::shared_ptr<UcxHelper> helper_;
+    std::string address_;
+    std::uint64_t token_ = 0;
+    std::uint32_t staging_ = 0;
+    std::vector<std::shared_ptr<const StagedPart>> parts_;
+  };
+  // Null where the memory cannot be lent, or the helper is dead.
+  std::unique_ptr<Loan> Borrow(const Memory& staging);
+
+  // The target's side: brings a chunk. `done` gets its bytes, on some thread of the helper's or gRPC's.
+  struct Place {
+    std::string peer;
+    std::uint64_t token = 0;
+    std::uint32_t staging = 0;
+    std::int64_t offset = 0;
+  };
+  void Fetch(const Place& place, std::int64_t bytes,
+             absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done);
+
+ private:
+  struct Waiting {
+    Place place;
+    std::int64_t bytes = 0;
+    absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done;
+  };
+
+  explicit UcxTransport(Options options) : options_(std::move(options)) {}
+  // With mutex_ held.
+  absl::Status StartHelper();
+  std::shared_ptr<UcxHelper> LiveHelper();
+  void Next();
+
+  const Options options_;
+  std::mutex mutex_;
+  std::shared_ptr<UcxHelper> helper_;
+  std::chrono::steady_clock::time_point started_;
+  std::map<const Memory*, std::uint32_t> staging_;  // that the helper has
+  std::unique_ptr<Memory> landing_memory_;
+  std::uint32_t landing_ = 0;
+  std::vector<std::int64_t> free_slots_;  // of kChunkBytes
+  std::deque<Waiting> waiting_;           // for a slot
+  std::condition_variable idle_;
+};
+
+}  // namespace kvsummary
