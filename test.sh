@@ -55,7 +55,14 @@ check_protos() {
   buf=$(command -v buf || third_party/pip_tool.sh buf-bin==1.75.0 buf) && "$buf" lint proto
 }
 
-check_tidy() { third_party/tools/compile_commands.py && third_party/tools/tidy.py; }
+# What this configuration compiles, but for the tests and what speaks gRPC: its headers take clang-tidy 10 to
+# 20 s a file.
+check_tidy() {
+  third_party/tools/compile_commands.py &&
+    python3 -c 'import json; [print(c["file"]) for c in json.load(open("compile_commands.json"))]' |
+    grep -E "^$PWD/(kernels|server|client)/" | grep -v '_test[.]' | xargs grep -L grpc |
+    xargs -n 1 -P "$(nproc)" clang-tidy-14 --quiet --warnings-as-errors='*' -p . 2> /dev/null
+}
 
 bazel_test() { bazel test --config=ci "$@" //...; }
 

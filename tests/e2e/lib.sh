@@ -75,7 +75,7 @@ expect_text() {
 }
 
 # volume PLAIN SANITIZED: a number for this build. Sanitizers look at each kind of access, not at volume, and
-# each takes some ten times as long.
+# each replay takes three to eight times as long.
 volume() { if [[ -n ${SANITIZED-} ]]; then echo "$2"; else echo "$1"; fi; }
 
 # port NAME: the TCP port that a daemon started with port 0 says it listens on.
