@@ -26,10 +26,11 @@ void LocalPull::PumpSoon() {
 void LocalPull::Pump() {
   const Offer::View view = offer_->Look(next_);
   if (!view.ended.ok()) return acceptance_->Fail(view.ended);
-  if (next_ == 0 && view.complete) {
+  if (!begun_) {
+    begun_ = true;
     OfferFacts facts{.layers = offer_->layers(),
                      .block_size = offer_->block_size(),
-                     .complete = true,
+                     .complete = view.complete,
                      .committed_tokens = view.committed_tokens};
     for (const auto& staged : view.parts) {
       if (staged->part.kind == PartKind::kRows) facts.positions = staged->part.positions;

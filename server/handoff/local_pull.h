@@ -33,7 +33,8 @@ class LocalPull : public std::enable_shared_from_this<LocalPull> {
 
   const std::shared_ptr<Offer> offer_;
   const std::shared_ptr<Acceptance> acceptance_;
-  std::size_t next_ = 0;  // part; the executor's
+  bool begun_ = false;    // the executor's, as next_
+  std::size_t next_ = 0;  // part
 };
 
 }  // namespace kvsummary

@@ -48,6 +48,7 @@ struct Offers::Staging {
   PartArgs args;
   Entry::Plan plan;  // the entry's, with them
   std::vector<std::shared_ptr<StagedPart>> parts;
+  std::chrono::nanoseconds device_time{0};
 };
 
 absl::Status ReadChunk(const StagedPart& staged, const Chunk& chunk, std::string& bytes) {
@@ -222,7 +223,7 @@ absl::Status Offers::PlanPart(const Entry& entry, PartArgs args, Staging& stagin
 }
 
 // (executor) Copies the parts' bytes out of the cache.
-absl::Status Offers::Stage(const Staging& staging) {
+absl::Status Offers::Stage(Staging& staging) {
   const Entry& entry = *staging.entry;
   Cache& cache = *entry.cache;
   if (auto s = entry.arena->Prepare(); !s.ok()) return s;
@@ -240,6 +241,7 @@ absl::Status Offers::Stage(const Staging& staging) {
                           .rows_to = kMaxIndex};
     const auto moved = MovePart(cache.device(), place, part, WholePart(part), staged->data(), Toward::kDense);
     if (!moved.ok()) return moved.status();
+    staging.device_time += *moved;
   }
   return absl::OkStatus();
 }
@@ -263,7 +265,8 @@ void Offers::Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>)
                   .secret = entry.secret,
                   .lifetime = entry.lifetime,
                   .staged_bytes = *bytes,
-                  .committed_tokens = staging->plan.complete ? staging->args.committed_tokens : -1};
+                  .committed_tokens = staging->plan.complete ? staging->args.committed_tokens : -1,
+                  .device_time = staging->device_time};
     std::move (*held)(std::move(opened));
   };
   const absl::Status refused = [&]() -> absl::Status {
@@ -339,7 +342,7 @@ void Offers::Append(std::uint64_t session, std::uint64_t number, PartArgs part,
 }
 
 // (executor) Stages a part and shows it, or ends the offer. Answers what is staged of the offer.
-absl::StatusOr<std::int64_t> Offers::Publish(const Staging& staging) {
+absl::StatusOr<std::int64_t> Offers::Publish(Staging& staging) {
   Entry& entry = *staging.entry;
   Offer& offer = *entry.offer;
   if (const absl::Status staged = Stage(staging); !staged.ok()) {

@@ -141,6 +141,8 @@ class Offers {
     std::chrono::milliseconds lifetime{0};
     std::int64_t staged_bytes = 0;
     std::int64_t committed_tokens = -1;  // when it is complete
+    std::chrono::nanoseconds device_time{
+        0};  // of the movement into staging memory, as the device measures it
   };
 
   struct Stats {
@@ -195,8 +197,8 @@ class Offers {
   absl::StatusOr<std::shared_ptr<Entry>> FindLocked(const std::string& secret) const;
   absl::StatusOr<std::shared_ptr<Entry>> FindLocked(std::uint64_t session, std::uint64_t number) const;
   // (executor)
-  static absl::Status Stage(const Staging& staging);
-  absl::StatusOr<std::int64_t> Publish(const Staging& staging);
+  static absl::Status Stage(Staging& staging);
+  absl::StatusOr<std::int64_t> Publish(Staging& staging);
 
   // Tells the pullers of an offer that was removed. With no lock held.
   static void Tell(Entry& entry, const absl::Status& why);

@@ -37,6 +37,8 @@ const char kUsage[] =
   --peers=PEER           daemons whose hand-offs may be accepted, besides this one's own: a network
                          as 10.0.0.0/8, an address, a host, either with :PORT, or unix:PATH;
                          repeatable. Default: none
+  --same-host=on|off     whether hand-offs of other daemons of this host are read from their memory,
+                         where it can be mapped. Default: on
   --ucx-device=INTERFACE let other daemons fetch hand-offs by UCX on this network interface, which
                          neither authenticates nor encrypts: for private networks. Default: off
   --ucx-helper=PATH      the process that UCX runs in. Default: summaryd-ucx beside summaryd
@@ -126,6 +128,11 @@ absl::Status Set(std::string_view flag, const std::string& value, Config& config
       return absl::InvalidArgumentError("must be HOST:PORT or unix:PATH");
     }
     config.advertise = value;
+    return absl::OkStatus();
+  }
+  if (flag == "--same-host") {
+    if (value != "on" && value != "off") return absl::InvalidArgumentError("must be on or off");
+    config.same_host = value == "on";
     return absl::OkStatus();
   }
   if (flag == "--ucx-device" || flag == "--ucx-helper") {

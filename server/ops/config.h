@@ -29,6 +29,7 @@ struct Config {
   std::chrono::seconds handoff_lifetime{60};             // --handoff-lifetime
   std::string advertise;                                 // --advertise; empty: the first --listen
   Peers peers;                                           // --peers, repeatable
+  bool same_host = true;                                 // --same-host
   std::string ucx_device;                                // --ucx-device; empty: no UCX
   std::string ucx_helper;                                // --ucx-helper; empty: beside the daemon
   std::chrono::seconds drain_timeout{30};                // --drain-timeout

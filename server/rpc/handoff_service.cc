@@ -228,22 +228,19 @@ class AcceptReactor final : public WaitingReactor {
     return absl::OkStatus();
   }
 
-  // Starts what feeds the acceptance, under the lock: Over, on whatever thread, sees all of it.
+  // Starts what feeds the acceptance. All of it under the lock: Conclude, on another thread, may come before
+  // this returns, and ends with this object.
   template <typename Start>
   void Hold(const std::shared_ptr<Acceptance>& acceptance, Start start) {
-    absl::Status status;
-    {
-      const std::lock_guard lock(mutex_);
-      acceptance_ = acceptance;
-      status = cancelled_;
-      if (status.ok()) status = start();
-    }
+    const std::lock_guard lock(mutex_);
+    acceptance_ = acceptance;
     session()->OnEnd(this, [weak = std::weak_ptr(acceptance)] {
       if (const auto held = weak.lock()) {
         held->Fail(Refuse(Reason::SESSION_ENDED, "session_id", "the session has ended"));
       }
     });
-    if (!status.ok()) acceptance->Fail(status);
+    const absl::Status started = cancelled_.ok() ? start() : cancelled_;
+    if (!started.ok()) acceptance->Fail(started);
   }
 
   void Fail(const absl::Status& why) {

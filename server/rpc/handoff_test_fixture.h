@@ -161,6 +161,7 @@ class HandoffRpcTest : public ::testing::Test {
     options.listen = {Address(name)};
     for (const char* peer : {"source", "relay"}) EXPECT_TRUE(options.peers.Allow(Address(peer)).ok());
     options.pull.give_up = give_up_;
+    options.handoff.bytes_per_device = std::int64_t{32} << 20;
     auto server = Server::Start(options, *daemon.caches);
     EXPECT_TRUE(server.ok()) << server.status();
     daemon.server = *std::move(server);

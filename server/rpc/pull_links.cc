@@ -255,7 +255,10 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     credit.set_credit_bytes(options_.credit_bytes);
     stream_->Send(std::move(credit));
     numbers_.clear();
-    mapping_ = nullptr;  // tickets are of a stream
+    {
+      const std::lock_guard lock(mapping_mutex_);
+      mapping_ = nullptr;  // tickets are of a stream
+    }
     for (auto& [key, entry] : pulls_) BeginLocked(key, entry);
     stream_->Start();
   }

@@ -5,10 +5,10 @@
 #   KVS_ONLY="kills bench" tests/gpu/run.sh FOLDER      some of the parts
 #
 # FOLDER holds binaries built with --config=portable, plain or as NAME.xz: summaryd, summaryctl, gpu_check,
-# gpu_copy_check, gpu_device_check, gpu_store_check, cuda_memory_test, direct_check, daemon_check, bench_planes, churn, libkvsummary.so.1.
+# gpu_copy_check, gpu_device_check, gpu_store_check, gpu_handoff_check, cuda_memory_test, direct_check, daemon_check, bench_planes, churn, libkvsummary.so.1.
 # Parts: planes (conformance and replay on a daemon), memory (what a daemon takes), torch (needs a python3 with
 # torch), kills, bench (the last two without and with MPS), prefix (engines and clients at random on a daemon with a
-# page store, for $CHURN_SECONDS, 60), kernels, device, store (what needs no daemon).
+# page store, for $CHURN_SECONDS, 60), handoff (within a daemon, and between two), kernels, device, store (what needs no daemon).
 # Every step prints its name and result; logs go to $OUT, or to a temporary folder. The last line is
 # `N passed, N failed`.
 set -u
@@ -76,11 +76,14 @@ sanitize() {
 export SUMMARYD_ADDRESS=unix:$work/summaryd.sock
 ctl() { timeout 280 "$work/summaryctl" "$@"; }
 check_daemon() { timeout 200 "$work/daemon_check" "$@"; }
-start_daemon() { # start_daemon FLAG...
-  "$work/summaryd" --listen="$SUMMARYD_ADDRESS" "$@" >>"$logs/summaryd.log" 2>&1 &
+start_daemon_at() { # start_daemon_at ADDRESS FLAG...
+  local address=$1
+  shift
+  "$work/summaryd" --listen="$address" "$@" >>"$logs/summaryd.log" 2>&1 &
   daemon=$!
-  step "ping${mps:+_mps}" ctl ping
+  step "ping${mps:+_mps}" ctl --address="$address" ping
 }
+start_daemon() { start_daemon_at "$SUMMARYD_ADDRESS" "$@"; }
 stop_daemon() {
   # shellcheck disable=SC2317  # step calls it
   drain() { kill -TERM "$daemon" && wait "$daemon"; }
@@ -214,7 +217,25 @@ part_store() {
   show gpu_store_check timeout 120 "$work/gpu_store_check"
 }
 
-for part in ${KVS_ONLY:-planes prefix memory torch kills bench device store kernels}; do
+# Two daemons: by memory of one that the other maps, and over gRPC.
+part_handoff() {
+  local same a=unix:$work/a.sock b=unix:$work/b.sock first
+  show gpu_handoff_check timeout 150 "$work/gpu_handoff_check"
+  for same in on off; do
+    "$work/summaryd" --listen="$a" >>"$logs/summaryd_a.log" 2>&1 &
+    first=$!
+    start_daemon_at "$b" --peers="$a" --same-host="$same"
+    step "ping_a_$same" ctl --address="$a" ping
+    show "handoff_long_$same" ctl handoff-bench --from="$a" --to="$b" --tokens=131077 --requests=10
+    show "handoff_short_$same" ctl handoff-bench --from="$a" --to="$b" --tokens=517 --requests=100
+    step "disaggregate_$same" ctl --address="$a" replay --disaggregate --decode-address="$b" --k=3 --layers=3 \
+      --trace="$root/tests/data/traces/excerpt.jsonl" --requests=40
+    kill -TERM "$first" && wait "$first"
+    stop_daemon
+  done
+}
+
+for part in ${KVS_ONLY:-planes prefix handoff memory torch kills bench device store kernels}; do
   if ! declare -F "part_$part" >/dev/null; then
     fail "there is no part $part"
     continue
