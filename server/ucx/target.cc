@@ -14,6 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::seconds kCloseTime{1};
+
 absl::Status Refused(std::int32_t code, const std::string& peer) {
   switch (static_cast<absl::StatusCode>(code)) {
     case absl::StatusCode::kNotFound:
@@ -180,7 +182,7 @@ ucs_status_t UcxTarget::Receive(const UcxChunkHeader& header, void* data, std::s
   parameters.user_data = operation.get();
   void* request = ucp_am_recv_data_nbx(worker_->get(), data, place, bytes, &parameters);
   if (UCS_PTR_IS_PTR(request)) {
-    (void)operation.release();
+    ++operation.release()->link->receiving;
   } else {
     const ucs_status_t s = UCS_PTR_STATUS(request);
     const absl::Status status = s == UCS_OK ? absl::OkStatus() : Lost(operation->link->name, s);
@@ -194,6 +196,7 @@ void UcxTarget::OnReceived(void* request, ucs_status_t status, std::size_t /*byt
   std::unique_ptr<Operation> received(static_cast<Operation*>(operation));
   UcxTarget& target = *received->target;
   Link& link = *received->link;
+  --link.receiving;
   if (status == UCS_OK) {
     target.End(std::move(received), absl::OkStatus());
     return;
@@ -217,7 +220,12 @@ void UcxTarget::End(std::unique_ptr<Operation> operation, const absl::Status& st
 void UcxTarget::Drop(Link& link, const absl::Status& why) {
   link.closing = true;
   if (link.endpoint != nullptr) worker_->Close(link.endpoint);
-  // Only now nothing is written to their places any more.
+  // The last receives end a moment after the connection. Only then nothing is written to their places any
+  // more.
+  for (const Time end = Clock::now() + kCloseTime; link.receiving > 0;) {
+    if (Clock::now() > end) UcxFatal("receives go on after their connection has been closed");
+    worker_->Progress();
+  }
   std::vector<std::unique_ptr<Operation>> left;
   for (auto i = waiting_.begin(); i != waiting_.end();) {
     const auto next = std::next(i);
@@ -228,7 +236,6 @@ void UcxTarget::Drop(Link& link, const absl::Status& why) {
     i = next;
   }
   for (auto& operation : left) End(std::move(operation), why);
-  if (link.under_way != 0) UcxFatal("receives go on after their connection has been closed");
   for (const UcxCommand& command : link.queued) control_.Answer(command.id, why);
   link.queued.clear();
 }

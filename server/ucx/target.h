@@ -47,6 +47,7 @@ class UcxTarget {
     ucp_ep_h endpoint = nullptr;
     std::deque<UcxCommand> queued;
     int under_way = 0;  // requests sent and not ended
+    int receiving = 0;  // of these, whose bytes UCX is writing to their places
     Time progress;      // of the last chunk, or since when something is under way
     ucs_status_t lost = UCS_OK;
     bool closing = false;

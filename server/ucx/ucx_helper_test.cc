@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -424,11 +425,18 @@ TEST_F(UcxHelperTest, TheProcessHasOnlyWhatItWasGiven) {
 TEST_F(UcxHelperTest, EndsWithItsDaemon) {
   auto process = SpawnUcx(BinaryPath("summaryd-ucx"), "lo", deadline_);
   ASSERT_TRUE(process.ok()) << process.status();
+  UcxEvent event{};
+  while (event.kind != UcxEventKind::kListening) {
+    pollfd polled{process->socket.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&polled, 1, -1), 1);
+    ASSERT_EQ(recv(process->socket.get(), &event, sizeof(event), 0), static_cast<ssize_t>(sizeof(event)));
+  }
   kill(process->pid, SIGTERM);  // is the daemon's to obey
+  kill(process->pid, SIGINT);
   process->socket = Descriptor();
   int status = 0;
   ASSERT_EQ(waitpid(process->pid, &status, 0), process->pid);
-  EXPECT_TRUE(WIFEXITED(status) || WTERMSIG(status) == SIGTERM) << status;  // SIGTERM: before it was ignored
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(UcxHelperTest, ListensWithinTheRangeOfPorts) {

@@ -283,8 +283,9 @@ int Main(int argc, char** argv) {
   spdlog::set_level(spdlog::level::err);
   Ours ours(device, staging_mib);
   const Perftest perftest(device);
-  std::printf("UCX %s, %s, %ld messages of 1 MiB, %d rounds\n", ours.version().c_str(), device.c_str(),
-              messages, rounds);
+  std::printf("UCX %s, %s, %ld messages of 1 MiB out of %ld MiB of pages of %s, %d rounds\n",
+              ours.version().c_str(), device.c_str(), messages, staging_mib, ours.huge() ? "2 MiB" : "4 KiB",
+              rounds);
   std::vector<Figure> theirs, fetch, checked;
   std::vector<double> fetch_ratios, checked_ratios;
   for (int round = 0; round < rounds; ++round) {
