@@ -1,6 +1,7 @@
 #include "server/rpc/pull_links.h"
 
 #include <grpcpp/grpcpp.h>
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -345,9 +346,11 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     pulling.transport_ = accepted.transport();
     if (accepted.transport() == v1::HANDOFF_TRANSPORT_GRPC) return;
     auto reach = std::make_shared<Reach>();
-    if (accepted.transport() != v1::HANDOFF_TRANSPORT_SAME_HOST ||
-        !OpenMemory(accepted, acceptance, *reach)) {
-      return FallBack(message.pull());
+    if (accepted.transport() == v1::HANDOFF_TRANSPORT_UCX && options_.ucx != nullptr) {
+      reach->ucx = {accepted.ucx_address(), accepted.ucx_token(), accepted.ucx_staging()};
+    } else if (accepted.transport() != v1::HANDOFF_TRANSPORT_SAME_HOST ||
+               !OpenMemory(accepted, acceptance, *reach)) {
+      return FallBack(message.pull(), "its memory cannot be mapped");
     }
     std::lock_guard lock(mutex_);
     const auto number = numbers_.find(message.pull());
@@ -379,10 +382,11 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   }
 
   // Begins a pull again, over the stream alone.
-  void FallBack(std::uint32_t number) {
+  void FallBack(std::uint32_t number, const std::string& why) {
     std::lock_guard lock(mutex_);
     const auto found = numbers_.extract(number);
     if (found.empty() || stream_ == nullptr) return;
+    spdlog::warn("a hand-off from {} goes over gRPC: {}", address_, why);
     v1::PullRequest end;
     end.mutable_end()->set_pull(number);
     stream_->Send(std::move(end));
@@ -432,7 +436,10 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
                          weak = std::weak_ptr(pulling)](absl::StatusOr<std::string> fetched) {
                           const auto still = weak.lock();
                           if (still == nullptr) return;
-                          if (!fetched.ok()) return self->FallBack(held->message->pull());
+                          if (!fetched.ok()) {
+                            return self->FallBack(held->message->pull(),
+                                                  std::string(fetched.status().message()));
+                          }
                           held->fetched = *std::move(fetched);
                           self->CheckChunk(held, held->fetched, *acceptance, *still);
                         });

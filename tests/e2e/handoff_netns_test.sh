@@ -6,6 +6,8 @@
 # that carries the hand-offs, and one to each from here, where the clients are.
 # shellcheck disable=SC2317  # run_tests calls the functions
 
+PATH+=:/usr/sbin:/sbin  # of ip and tc
+
 # What the tests need: namespaces, pairs of interfaces, and a limit to a link's rate.
 probe='ip link set lo up && ip link add p0 type veth peer name p1 && tc qdisc add dev p0 root tbf rate 1mbit \
   burst 16kb latency 1ms'
