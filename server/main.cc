@@ -81,6 +81,7 @@ int Run(const Config& config) {
                  .max_lease = config.max_lease,
                  .first_sequence = MicrosecondsSinceEpoch()},
        .handoff = {.bytes_per_device = config.handoff_bytes, .lifetime = config.handoff_lifetime},
+       .pull = {.same_host = config.same_host},
        .advertise = config.advertise,
        .peers = config.peers,
        .ucx = {.net_device = config.ucx_device, .binary = UcxHelperPath(config)}},
