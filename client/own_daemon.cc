@@ -84,6 +84,7 @@ absl::Status OwnDaemon::Run(const std::string& binary, const std::vector<std::st
   std::vector<std::string> arguments{binary, "--listen=" + address()};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   std::vector<char*> pointers;
+  pointers.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   const OwnedDescriptor file(open(log().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));

@@ -89,7 +89,7 @@ absl::Status Acceptance::CheckResume(std::int64_t committed_tokens,
 
 absl::Status Acceptance::Begin(const OfferFacts& facts) {
   const CacheGeometry& g = target_.cache->geometry();
-  const auto checked = [&]() -> absl::Status {
+  auto checked = [&]() -> absl::Status {
     if (facts.layers != g.layers) {
       return Refuse(Reason::GEOMETRY_DIFFERS, "cache",
                     absl::StrFormat("the offer is of %d layers, the cache has %d", facts.layers, g.layers));
@@ -111,7 +111,7 @@ absl::Status Acceptance::Begin(const OfferFacts& facts) {
 }
 
 absl::Status Acceptance::AddPart(std::int32_t number, Part part) {
-  const auto added = [&]() -> absl::Status {
+  auto added = [&]() -> absl::Status {
     const std::lock_guard lock(mutex_);
     if (!status_.ok()) return status_;
     const auto malformed = [](std::string_view why) {

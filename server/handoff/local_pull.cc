@@ -6,7 +6,7 @@ namespace kvsummary {
 
 std::shared_ptr<LocalPull> LocalPull::Start(std::shared_ptr<Offer> offer,
                                             std::shared_ptr<Acceptance> acceptance) {
-  const std::shared_ptr<LocalPull> pull(new LocalPull(std::move(offer), std::move(acceptance)));
+  std::shared_ptr<LocalPull> pull(new LocalPull(std::move(offer), std::move(acceptance)));
   // On the executor: whoever lets go of the pull last must not do it inside a listener.
   pull->offer_->Listen(pull.get(), [device = &pull->acceptance_->device(), weak = std::weak_ptr(pull)] {
     device->executor().SubmitFree([weak] {

@@ -111,7 +111,7 @@ absl::Status Peers::Allow(std::string_view entry) {
 }
 
 absl::Status Peers::Check(std::string_view address) const {
-  const absl::Status refused = Refuse(
+  absl::Status refused = Refuse(
       Reason::HANDOFF_PEER_NOT_ALLOWED, "handoff",
       absl::StrFormat(
           "the hand-off is from %s, which --peers does not allow",
