@@ -219,7 +219,7 @@ void UcxHelper::Revoke(std::uint64_t token, absl::AnyInvocable<void() &&> done) 
   command.kind = UcxCommandKind::kRevoke;
   command.token = token;
   // Whatever the answer: it is OK, or the process has ended and sends nothing either.
-  Ask(command, Descriptor(), [done = std::move(done)](absl::Status) mutable { std::move(done)(); });
+  Ask(command, Descriptor(), [done = std::move(done)](const absl::Status&) mutable { std::move(done)(); });
 }
 
 void UcxHelper::Fetch(const Range& range, Done done) {
