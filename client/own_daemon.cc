@@ -26,7 +26,8 @@
 namespace kvsummary {
 namespace {
 
-constexpr auto kStartTime = std::chrono::seconds(10);
+constexpr int kStartAttempts = 50;  // ten seconds of attempts to connect
+constexpr auto kStartAttempt = std::chrono::milliseconds(200);
 constexpr int kEndMilliseconds = 10'000;  // from SIGTERM to SIGKILL
 constexpr std::size_t kLogTailBytes = 2000;
 
@@ -72,12 +73,19 @@ absl::StatusOr<std::unique_ptr<OwnDaemon>> OwnDaemon::Start(const std::string& b
   }
   std::unique_ptr<OwnDaemon> daemon(new OwnDaemon(folder));
   if (auto status = daemon->Run(*found, flags); !status.ok()) return status;
-  const auto client = Client::Connect(daemon->address(), {.connect_timeout = kStartTime});
-  if (!client.ok()) {
-    return absl::UnavailableError(
-        absl::StrCat(*found, ": ", client.status().message(), "; the end of its log: ", daemon->LogTail()));
+  absl::Status status;
+  for (int i = 0; i < kStartAttempts && !daemon->HasEnded(); ++i) {
+    status = Client::Connect(daemon->address(), {.connect_timeout = kStartAttempt}).status();
+    if (status.ok()) return daemon;
   }
-  return daemon;
+  return absl::UnavailableError(
+      absl::StrCat(*found, ": ", status.message(), "; the end of its log: ", daemon->LogTail()));
+}
+
+bool OwnDaemon::HasEnded() {
+  if (waitpid(process_, nullptr, WNOHANG) != process_) return false;
+  process_ = -1;
+  return true;
 }
 
 absl::Status OwnDaemon::Run(const std::string& binary, const std::vector<std::string>& flags) {

@@ -32,6 +32,7 @@ class OwnDaemon {
  private:
   explicit OwnDaemon(std::string folder) : folder_(std::move(folder)) {}
   absl::Status Run(const std::string& binary, const std::vector<std::string>& flags);
+  bool HasEnded();
   std::string log() const { return folder_ + "/log"; }
   // Its end, for an error.
   std::string LogTail() const;
