@@ -63,7 +63,7 @@ namespaces() {
 daemon() {
   local name=$1
   shift
-  within "$name" "$summaryd" --listen="${link[$name]}:5000" --listen="${here[$name]}" --advertise="${link[$name]}:5000" \
+  nsenter --net="/proc/${pid[net_$name]}/ns/net" "$summaryd" --listen="${link[$name]}:5000" --listen="${here[$name]}" --advertise="${link[$name]}:5000" \
     "$@" > "$dir/$name.log" 2>&1 < /dev/null &
   pid[$name]=$!
   ready "$name" "${here[$name]}"
