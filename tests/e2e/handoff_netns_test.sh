@@ -134,13 +134,15 @@ test_a_peer_beyond_the_network_is_refused() {
 }
 
 # 23 layers of 131,072 tokens: 96 MB, for which the link takes four seconds.
-bytes=$((23 * 131072 * 32))
+tokens=$(volume 131072 32768)
+rate=$(volume 200mbit 50mbit)
+bytes=$((23 * tokens * 32))
 under_way=$((36 << 20)) # a stream's credit, and what sockets hold
-large=(--tokens=131072 --requests=1)
+large=(--tokens="$tokens" --requests=1)
 
 # cut_for SECONDS: amid the second request (the first warms up); all arrives, and what had come comes once.
 cut_for() {
-  namespaces 200mbit
+  namespaces "$rate"
   daemon a
   daemon b --peers="${link[a]}"
   bench "${large[@]}"
@@ -167,13 +169,14 @@ test_a_link_that_is_cut_for_five_seconds() {
 }
 
 test_a_link_that_is_cut_for_good() {
-  local start=$SECONDS
-  namespaces 200mbit
+  local start
+  namespaces "$rate"
   daemon a --handoff-lifetime=5
   daemon b --peers="${link[a]}"
   bench "${large[@]}"
   sent_beyond $((bytes / 8))
   cut
+  start=$SECONDS
   bench_ends
   [[ $code -eq 1 ]] || die "exit code $code: $(cat "$dir/bench")"
   grep -qE 'PEER_UNREACHABLE|HANDOFF_EXPIRED' "$dir/bench" || die "not by name: $(cat "$dir/bench")"
