@@ -20,6 +20,9 @@ absl::Status CheckDistinct(std::span<const std::int64_t> ids, const std::string&
   return absl::OkStatus();
 }
 
+constexpr std::int64_t kMaxChunks = std::int64_t{1} << 22;  // of an offer: what is kept of them is bounded
+constexpr std::size_t kMaxQueued = 16;                      // works on the executor, which others need too
+
 absl::Status OutOfRange(std::int64_t resume, std::int64_t committed_tokens) {
   return Refuse(Reason::RESUME_OUT_OF_RANGE, "resume_position",
                 absl::StrFormat("the request has %d committed tokens: it cannot resume at %d",
@@ -153,7 +156,10 @@ absl::Status Acceptance::AddPart(std::int32_t number, Part part) {
       }
     }
     auto known = std::make_unique<Known>();
-    const std::int64_t chunks = ChunkCount(part);
+    const bool ours = part.kind != PartKind::kBlocks || wanted_.blocks.contains(part.group);
+    const std::int64_t chunks = ours ? ChunkCount(part) : 0;
+    if (chunks > kMaxChunks - chunks_) return malformed("is one of too many chunks");
+    chunks_ += chunks;
     known->wanted.resize(static_cast<std::size_t>(chunks));
     for (std::int64_t c = 0; c < chunks; ++c) {
       const bool wanted = IsWanted(wanted_, part, ChunkAt(part, c));
@@ -239,14 +245,26 @@ void Acceptance::Run(std::int32_t number, std::int64_t first, std::int64_t count
     if (taken == 0) return;  // it was not wanted, or has come before
     ++under_way_;
   }
-  const auto work = [self = shared_from_this(), number, taken, chunk, data, from_host, hold = std::move(hold),
-                     part]() mutable {
+  auto work = [self = shared_from_this(), number, taken, chunk, data, from_host, hold = std::move(hold),
+               part]() mutable {
     auto moved = self->MoveNow(*part, chunk, data, from_host);
     hold.reset();
     self->Written(number, taken, BytesOf(self->place_, *part, chunk), moved);
   };
-  const auto bytes = static_cast<std::size_t>(from_host ? chunk.bytes() : 0);
-  if (auto s = device().executor().Submit(work, bytes); !s.ok()) Written(number, taken, 0, s);
+  Queue(std::move(work));
+}
+
+// Gives the executor a few works at a time.
+void Acceptance::Queue(Executor::Work work) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (queued_ >= kMaxQueued) {
+      waiting_.push_back(std::move(work));
+      return;
+    }
+    ++queued_;
+  }
+  device().executor().SubmitFree(std::move(work));
 }
 
 // (executor)
@@ -263,11 +281,20 @@ void Acceptance::Written(std::int32_t number, std::int64_t chunks, std::int64_t 
                          const absl::StatusOr<std::chrono::nanoseconds>& moved) {
   std::unique_lock lock(mutex_);
   --under_way_;
+  --queued_;
   status_.Update(moved.status());
   if (moved.ok()) {
     accepted_.device_time += *moved;
     accepted_.bytes += bytes;
     parts_[static_cast<std::size_t>(number)]->left -= chunks;
+  }
+  if (status_.ok() && !waiting_.empty()) {
+    Executor::Work next = std::move(waiting_.front());
+    waiting_.pop_front();
+    ++queued_;
+    lock.unlock();
+    device().executor().SubmitFree(std::move(next));
+    lock.lock();
   }
   EndIfOver(std::move(lock));
 }
@@ -321,6 +348,15 @@ absl::Status Acceptance::status() const {
 }
 
 void Acceptance::EndIfOver(std::unique_lock<std::mutex> lock) {
+  if (!status_.ok() && !waiting_.empty()) {
+    // What is dropped lets go of what it holds without the lock.
+    std::deque<Executor::Work> dropped;
+    dropped.swap(waiting_);
+    under_way_ -= std::ssize(dropped);
+    lock.unlock();
+    dropped.clear();
+    lock.lock();
+  }
   if (told_ || under_way_ > 0) return;
   const bool complete = source_done_ && std::all_of(parts_.begin(), parts_.end(),
                                                     [](const auto& known) { return known->left == 0; });

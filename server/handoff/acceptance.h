@@ -14,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -121,6 +122,7 @@ class Acceptance : public std::enable_shared_from_this<Acceptance> {
            bool from_host, std::shared_ptr<const void> hold);
   absl::StatusOr<std::chrono::nanoseconds> MoveNow(const Part& part, const Chunk& chunk, const char* data,
                                                    bool from_host);
+  void Queue(Executor::Work work);
   void Written(std::int32_t number, std::int64_t chunks, std::int64_t bytes,
                const absl::StatusOr<std::chrono::nanoseconds>& moved);
   // Calls done when it is time. With `lock` held, which it gives up.
@@ -135,7 +137,10 @@ class Acceptance : public std::enable_shared_from_this<Acceptance> {
   bool told_ = false;
   bool source_done_ = false;
   absl::Status status_;
-  std::int64_t under_way_ = 0;
+  std::int64_t under_way_ = 0;  // writes, waiting ones too
+  std::size_t queued_ = 0;      // of them, on the executor
+  std::deque<Executor::Work> waiting_;
+  std::int64_t chunks_ = 0;                    // of all parts
   std::vector<std::unique_ptr<Known>> parts_;  // by number
   std::vector<std::int64_t> regions_;          // known parts have, by layer
   std::map<std::int32_t, std::vector<Wanted::Run>> group_runs_;

@@ -25,6 +25,10 @@ Arena::Arena(Device& device, std::int64_t capacity_bytes)
 }
 
 Arena::~Arena() {
+  {
+    std::unique_lock lock(mutex_);
+    all_free_.wait(lock, [this] { return used_ == 0; });
+  }
   device_.executor().SubmitFree(
       [memory = std::move(memory_), reservation = std::move(reservation_)]() mutable { memory.reset(); });
 }
@@ -59,6 +63,7 @@ absl::StatusOr<Arena::Extent> Arena::Reserve(std::int64_t bytes) {
 void Arena::Free(std::int64_t offset, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
   used_ -= bytes;
+  if (used_ == 0) all_free_.notify_all();
   auto after = free_.lower_bound(offset);
   if (after != free_.end() && offset + bytes == after->first) {
     bytes += after->second;

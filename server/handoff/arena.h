@@ -4,6 +4,7 @@
 // from then on. Thread-safe but for what is marked (executor).
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -47,7 +48,8 @@ class Arena {
 
   // Of at most `capacity_bytes`.
   Arena(Device& device, std::int64_t capacity_bytes);
-  // Frees the memory on the executor, behind what is queued there. No extent may be left.
+  // Waits until every extent has come back, then frees the memory on the executor, behind what is queued
+  // there.
   ~Arena();
 
   Device& device() const { return device_; }
@@ -69,6 +71,7 @@ class Arena {
   Device& device_;
   const std::int64_t capacity_;
   mutable std::mutex mutex_;
+  std::condition_variable all_free_;
   std::map<std::int64_t, std::int64_t> free_;  // offset, bytes; no two touch
   std::int64_t used_ = 0;
   Budget::Reservation reservation_;

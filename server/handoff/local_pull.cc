@@ -8,7 +8,7 @@ std::shared_ptr<LocalPull> LocalPull::Start(std::shared_ptr<Offer> offer,
                                             std::shared_ptr<Acceptance> acceptance) {
   std::shared_ptr<LocalPull> pull(new LocalPull(std::move(offer), std::move(acceptance)));
   // On the executor: whoever lets go of the pull last must not do it inside a listener.
-  pull->offer_->Listen(pull.get(), [device = &pull->acceptance_->device(), weak = std::weak_ptr(pull)] {
+  pull->offer_->Listen({pull.get(), 0}, [device = &pull->acceptance_->device(), weak = std::weak_ptr(pull)] {
     device->executor().SubmitFree([weak] {
       if (const auto self = weak.lock()) self->Pump();
     });
@@ -17,7 +17,7 @@ std::shared_ptr<LocalPull> LocalPull::Start(std::shared_ptr<Offer> offer,
   return pull;
 }
 
-LocalPull::~LocalPull() { offer_->Forget(this); }
+LocalPull::~LocalPull() { offer_->Forget({this, 0}); }
 
 void LocalPull::PumpSoon() {
   acceptance_->device().executor().SubmitFree([self = shared_from_this()] { self->Pump(); });
@@ -54,14 +54,18 @@ void LocalPull::Bring(const std::shared_ptr<const StagedPart>& staged) {
 
 void LocalPull::Read(const std::shared_ptr<Acceptance>& acceptance,
                      const std::shared_ptr<const StagedPart>& staged, std::int64_t chunk) {
+  if (!acceptance->status().ok()) return;
   const std::int64_t chunks = ChunkCount(staged->part);
   while (chunk < chunks && !acceptance->Wants(staged->number, chunk)) ++chunk;
   if (chunk == chunks) return;
-  auto bytes = std::make_shared<std::string>();
+  // The next chunk is read when this one has been written.
+  const std::shared_ptr<std::string> bytes(new std::string, [acceptance, staged, chunk](std::string* read) {
+    delete read;
+    staged->extent.arena()->device().executor().SubmitFree(
+        [acceptance, staged, chunk] { Read(acceptance, staged, chunk + 1); });
+  });
   if (auto s = ReadChunk(*staged, ChunkAt(staged->part, chunk), *bytes); !s.ok()) return acceptance->Fail(s);
   acceptance->WriteFromHost(staged->number, chunk, bytes->data(), bytes);
-  staged->extent.arena()->device().executor().SubmitFree(
-      [acceptance, staged, chunk] { Read(acceptance, staged, chunk + 1); });
 }
 
 }  // namespace kvsummary

@@ -21,8 +21,9 @@ struct Offers::Entry {
   std::uint64_t session = 0;
   std::uint64_t number = 0;
   std::string secret;
-  std::shared_ptr<Cache> cache;
-  std::shared_ptr<const BoundCache> bound;
+  std::weak_ptr<Cache> cache;  // an offer keeps what it has staged, not the cache
+  CacheGeometry geometry;
+  std::shared_ptr<const BoundCache> bound;  // until it is complete
   Arena* arena = nullptr;
   int consumers = 1;
   bool detached = false;
@@ -45,6 +46,8 @@ struct Offers::Entry {
 // Parts that are to be staged at once.
 struct Offers::Staging {
   std::shared_ptr<Entry> entry;
+  std::shared_ptr<Cache> cache;
+  std::shared_ptr<const BoundCache> bound;
   PartArgs args;
   Entry::Plan plan;  // the entry's, with them
   std::vector<std::shared_ptr<StagedPart>> parts;
@@ -68,12 +71,12 @@ Offer::View Offer::Look(std::size_t from) const {
   return view;
 }
 
-void Offer::Listen(const void* key, std::function<void()> listener) {
+void Offer::Listen(Key key, std::function<void()> listener) {
   const std::lock_guard lock(listeners_mutex_);
   listeners_[key] = std::move(listener);
 }
 
-void Offer::Forget(const void* key) {
+void Offer::Forget(Key key) {
   const std::lock_guard lock(listeners_mutex_);
   listeners_.erase(key);
 }
@@ -116,7 +119,7 @@ Offers::~Offers() {
 
 // Checks a part against what there is already, and reserves its memory. With mutex_ held.
 absl::Status Offers::PlanPart(const Entry& entry, PartArgs args, Staging& staging) {
-  const CacheGeometry& g = entry.cache->geometry();
+  const CacheGeometry& g = entry.geometry;
   const std::int64_t n = args.committed_tokens;
   if (args.layers.first < 0 || args.layers.count < 1 || args.layers.first > g.layers - args.layers.count) {
     return Refuse(Reason::LAYERS_OUT_OF_RANGE, "layers",
@@ -156,18 +159,19 @@ absl::Status Offers::PlanPart(const Entry& entry, PartArgs args, Staging& stagin
   for (std::size_t i = 0; i < args.groups.size(); ++i) {
     const Group& group = args.groups[i];
     const std::string field = absl::StrFormat("groups[%d]", i);
-    if (auto s = CheckGroup(entry.bound.get(), entry.offer->groups(), group.group, field); !s.ok()) return s;
-    if (auto s = CheckIds(group.blocks, entry.bound->blocks, field + ".block_ids"); !s.ok()) return s;
+    if (auto s = CheckGroup(staging.bound.get(), entry.offer->groups(), group.group, field); !s.ok())
+      return s;
+    if (auto s = CheckIds(group.blocks, staging.bound->blocks, field + ".block_ids"); !s.ok()) return s;
     std::int64_t& end = group_ends[group.group];
     if (group.first < end || group.first > kMaxIndex) {
       return Refuse(
           Reason::COUNT_OUT_OF_RANGE, field + ".first_block_index",
           absl::StrFormat("first_block_index is %d; the group has blocks up to %d", group.first, end));
     }
-    if (group.blocks.empty()) continue;
     if (!named.insert(group.group).second) {
       return Refuse(Reason::GROUP_OUT_OF_RANGE, field + ".group", "the group is named twice");
     }
+    if (group.blocks.empty()) continue;
     end = group.first + std::ssize(group.blocks);
     parts.push_back(
         {.kind = PartKind::kBlocks,
@@ -225,14 +229,14 @@ absl::Status Offers::PlanPart(const Entry& entry, PartArgs args, Staging& stagin
 // (executor) Copies the parts' bytes out of the cache.
 absl::Status Offers::Stage(Staging& staging) {
   const Entry& entry = *staging.entry;
-  Cache& cache = *entry.cache;
+  Cache& cache = *staging.cache;
   if (auto s = entry.arena->Prepare(); !s.ok()) return s;
   std::map<std::int32_t, RequestBlocks> groups;
   for (const Group& group : staging.args.groups) groups[group.group] = {group.first, group.blocks};
   for (const auto& staged : staging.parts) {
     const Part& part = staged->part;
     const PartPlace place{.cache = &cache,
-                          .bound = entry.bound.get(),
+                          .bound = staging.bound.get(),
                           .blocks = {staging.args.first_block, staging.args.blocks},
                           .groups = groups,
                           .ring_block = staging.args.tail ? staging.args.tail->ring_block : 0,
@@ -249,8 +253,9 @@ absl::Status Offers::Stage(Staging& staging) {
 // Queues what stages a planned part; the plan holds from then on. With mutex_ held.
 absl::Status Offers::Start(const std::shared_ptr<Staging>& staging, absl::AnyInvocable<void() &&> work) {
   Entry& entry = *staging->entry;
-  if (auto s = entry.cache->device().executor().Submit(std::move(work)); !s.ok()) return s;
+  if (auto s = staging->cache->device().executor().Submit(std::move(work)); !s.ok()) return s;
   entry.plan = staging->plan;
+  if (entry.plan.complete) entry.bound = nullptr;
   return absl::OkStatus();
 }
 
@@ -291,19 +296,22 @@ void Offers::Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>)
     auto entry = std::make_shared<Entry>();
     entry->session = args.session;
     entry->secret = *std::move(secret);
-    entry->cache = std::move(args.cache);
-    entry->bound = std::move(args.bound);
-    entry->arena = arenas_.at(&entry->cache->device()).get();
+    entry->cache = args.cache;
+    entry->geometry = args.cache->geometry();
+    entry->bound = args.bound;
+    entry->arena = arenas_.at(&args.cache->device()).get();
     entry->consumers = args.consumers;
     entry->detached = args.detached;
     entry->back_off = args.back_off;
     entry->lifetime = as_long_as_possible ? options_.lifetime : args.lifetime;
     entry->deadline = options_.now() + entry->lifetime;
-    entry->plan.regions.resize(static_cast<std::size_t>(entry->cache->geometry().layers));
-    const CacheGeometry& g = entry->cache->geometry();
+    const CacheGeometry& g = entry->geometry;
+    entry->plan.regions.resize(static_cast<std::size_t>(g.layers));
     entry->offer =
-        std::make_shared<Offer>(entry->cache->device(), g.layers, g.block_size, std::move(args.group_specs));
+        std::make_shared<Offer>(args.cache->device(), g.layers, g.block_size, std::move(args.group_specs));
     staging->entry = entry;
+    staging->cache = std::move(args.cache);
+    staging->bound = std::move(args.bound);
     Expire();  // what they hold may be needed
     const std::lock_guard lock(mutex_);
     if (entries_.size() >= kMaxOffers) {
@@ -331,6 +339,11 @@ void Offers::Append(std::uint64_t session, std::uint64_t number, PartArgs part,
     auto entry = FindLocked(session, number);
     if (!entry.ok()) return entry.status();
     staging->entry = *std::move(entry);
+    staging->cache = staging->entry->cache.lock();
+    staging->bound = staging->entry->bound;
+    if (staging->cache == nullptr) {
+      return Refuse(Reason::CACHE_NOT_FOUND, "offer_id", "the cache that the offer is of has been deleted");
+    }
     if (staging->entry->plan.complete) {
       return Refuse(Reason::HANDOFF_COMPLETE, "offer_id",
                     absl::StrFormat("offer %d has had its last part", number));
@@ -345,7 +358,10 @@ void Offers::Append(std::uint64_t session, std::uint64_t number, PartArgs part,
 absl::StatusOr<std::int64_t> Offers::Publish(Staging& staging) {
   Entry& entry = *staging.entry;
   Offer& offer = *entry.offer;
-  if (const absl::Status staged = Stage(staging); !staged.ok()) {
+  const absl::Status staged = Stage(staging);
+  staging.cache = nullptr;
+  staging.bound = nullptr;
+  if (!staged.ok()) {
     {
       const std::lock_guard lock(mutex_);
       RemoveLocked(entry.secret, staged);
@@ -370,7 +386,7 @@ std::shared_ptr<Offers::Entry> Offers::RemoveLocked(const std::string& secret, c
   auto found = entries_.extract(secret);
   if (found.empty()) return nullptr;
   secrets_.erase({found.mapped()->session, found.mapped()->number});
-  ended_.emplace_back(secret, why);
+  ended_.push_back({secret, why, found.mapped()->transfers});
   if (ended_.size() > kRememberedOffers) ended_.pop_front();
   return std::move(found.mapped());
 }
@@ -427,8 +443,8 @@ void Offers::EndSession(std::uint64_t session) {
 absl::StatusOr<std::shared_ptr<Offers::Entry>> Offers::FindLocked(const std::string& secret) const {
   if (const auto found = entries_.find(secret); found != entries_.end()) return found->second;
   const auto ended =
-      std::find_if(ended_.rbegin(), ended_.rend(), [&](const auto& e) { return e.first == secret; });
-  if (ended != ended_.rend()) return ended->second;
+      std::find_if(ended_.rbegin(), ended_.rend(), [&](const Ended& e) { return e.secret == secret; });
+  if (ended != ended_.rend()) return ended->why;
   return Refuse(Reason::HANDOFF_NOT_FOUND, "handoff", "the daemon has no such offer");
 }
 
@@ -444,7 +460,7 @@ absl::StatusOr<CacheGeometry> Offers::GeometryOf(std::uint64_t session, std::uin
   const std::lock_guard lock(mutex_);
   const auto entry = FindLocked(session, number);
   if (!entry.ok()) return entry.status();
-  return (*entry)->cache->geometry();
+  return (*entry)->geometry;
 }
 
 absl::StatusOr<std::shared_ptr<Offer>> Offers::Bind(const std::string& secret, const std::string& transfer) {
@@ -470,7 +486,13 @@ absl::Status Offers::Acknowledge(const std::string& secret, const std::string& t
   {
     const std::lock_guard lock(mutex_);
     const auto entry = FindLocked(secret);
-    if (!entry.ok()) return entry.status();
+    if (!entry.ok()) {
+      const bool completed = std::any_of(ended_.begin(), ended_.end(), [&](const Ended& e) {
+        const auto bound = e.transfers.find(transfer);
+        return e.secret == secret && bound != e.transfers.end() && bound->second;
+      });
+      return completed ? absl::OkStatus() : entry.status();
+    }
     auto& transfers = (*entry)->transfers;
     const auto bound = transfers.find(transfer);
     if (bound == transfers.end()) {

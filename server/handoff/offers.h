@@ -72,8 +72,9 @@ class Offer {
   View Look(std::size_t from) const;
   // Calls `listener` after every change, on the thread that makes it; it must not call Listen or Forget. Not
   // any more when Forget has returned.
-  void Listen(const void* key, std::function<void()> listener);
-  void Forget(const void* key);
+  using Key = std::pair<const void*, std::uint32_t>;  // whoever listens, and his number for it
+  void Listen(Key key, std::function<void()> listener);
+  void Forget(Key key);
 
  private:
   friend class Offers;
@@ -89,7 +90,7 @@ class Offer {
   std::int64_t committed_tokens_ = 0;
   absl::Status ended_;
   std::mutex listeners_mutex_;
-  std::map<const void*, std::function<void()>> listeners_;
+  std::map<Key, std::function<void()>> listeners_;
 };
 
 class Offers {
@@ -173,8 +174,8 @@ class Offers {
 
   // The offer, for a consumer. HANDOFF_NOT_FOUND, HANDOFF_EXPIRED, HANDOFF_CANCELLED, HANDOFF_TAKEN.
   absl::StatusOr<std::shared_ptr<Offer>> Bind(const std::string& secret, const std::string& transfer);
-  // The consumer has it. Idempotent; refuses as Bind when the offer ended before that: what was read of its
-  // memory itself may be wrong.
+  // The consumer has it. Idempotent; refuses as Bind when the offer ended before that, or the consumer is not
+  // one of it: what was read of its memory itself may be wrong.
   absl::Status Acknowledge(const std::string& secret, const std::string& transfer);
 
   // Ends the session's offers that are not detached. Idempotent.
@@ -210,9 +211,14 @@ class Offers {
   std::condition_variable wake_;
   bool stopping_ = false;
   std::uint64_t next_number_ = 1;
-  std::map<std::string, std::shared_ptr<Entry>> entries_;   // by secret
-  std::map<Key, std::string> secrets_;                      // of all entries
-  std::deque<std::pair<std::string, absl::Status>> ended_;  // the last ones, and why
+  std::map<std::string, std::shared_ptr<Entry>> entries_;  // by secret
+  std::map<Key, std::string> secrets_;                     // of all entries
+  struct Ended {
+    std::string secret;
+    absl::Status why;
+    std::map<std::string, bool> transfers;  // as of an entry
+  };
+  std::deque<Ended> ended_;  // the last ones
   Stats stats_;
   std::thread thread_;
 };

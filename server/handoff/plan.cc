@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::int64_t kMaxLayers = 1024;
 constexpr std::int64_t kMaxUnits = kMaxIndex;
+constexpr std::int64_t kMaxPartBytes = std::int64_t{1} << 40;
 
 std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -60,8 +61,10 @@ absl::Status CheckPart(const Part& part, std::int32_t layers) {
     return malformed("no regions, rows or blocks, or too many");
   }
   if (part.kind == PartKind::kBlocks) {
-    return part.unit_bytes > 0 && part.unit_bytes <= kMaxIndex ? absl::OkStatus()
-                                                               : malformed("blocks of an impossible size");
+    return part.unit_bytes > 0 && part.unit_bytes <= kMaxIndex &&
+                   part.count <= kMaxPartBytes / part.unit_bytes
+               ? absl::OkStatus()
+               : malformed("blocks of an impossible size");
   }
   if (part.layers.first < 0 || part.layers.count <= 0 || part.layers.count > kMaxLayers ||
       part.layers.first > layers - part.layers.count) {
@@ -70,6 +73,7 @@ absl::Status CheckPart(const Part& part, std::int32_t layers) {
   if (part.unit_bytes != (part.kind == PartKind::kRows ? kRowBytes : kSummaryBytes)) {
     return malformed("rows or summaries of another size");
   }
+  if (part.count > kMaxPartBytes / part.unit_bytes / part.layers.count) return malformed("too many bytes");
   if (part.kind == PartKind::kRows) {
     if (std::ssize(part.positions) != part.count) return malformed("not one position for each row");
     for (std::size_t i = 0; i < part.positions.size(); ++i) {

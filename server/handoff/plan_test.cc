@@ -97,6 +97,10 @@ TEST(PlanTest, PartsThatNoOfferHasAreRefused) {
   EXPECT_FALSE(changed([](Part& p) { p.first = -1; }));
   EXPECT_FALSE(changed([](Part& p) { p.count = 0; }));
   EXPECT_FALSE(changed([](Part& p) { p.count = std::int64_t{1} << 62; }));
+  EXPECT_FALSE(changed([](Part& p) {
+    p.kind = PartKind::kBlocks;
+    p.count = p.unit_bytes = 0x7fffffff;  // each of them possible, not together
+  }));
   EXPECT_FALSE(changed([](Part& p) { p.layers = {1, 2}; }));
   EXPECT_FALSE(changed([](Part& p) { p.layers = {-1, 2}; }));
   EXPECT_FALSE(changed([](Part& p) { p.layers = {0, 0}; }));

@@ -99,6 +99,7 @@ struct HandoffIdentity {
   std::string instance;  // of this life: random
   std::string address;   // where others reach it
   Peers peers;
+  bool shares_memory = true;  // with daemons of this host that pull
   // The first bytes of the instance, as a number.
   std::uint64_t generation() const;
 };

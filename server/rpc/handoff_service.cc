@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "kvsummary/v1/handoff.grpc.pb.h"
 #include "server/error.h"
@@ -284,7 +285,7 @@ class AcceptReactor final : public WaitingReactor {
   void Acknowledged(const absl::Status& status) {
     // Mapped memory may have been used for something else once its offer had ended; bytes that came over a
     // wire are what they were.
-    if (!status.ok() && reply_->transport() == v1::HANDOFF_TRANSPORT_SAME_HOST) return Answer(status);
+    if (!status.ok() && remote_->mapped()) return Answer(status);
     if (!status.ok())
       spdlog::warn("a hand-off from {} is not acknowledged: {}", handoff_.address,
                    std::string(status.message()));
@@ -348,8 +349,8 @@ class HandoffService final : public v1::HandoffService::CallbackService {
     return Done(call, context_.offers.Acknowledge(request->offer_secret(), request->transfer_id()));
   }
   grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* Pull(
-      grpc::CallbackServerContext* /*call*/) override {
-    return NewPullSource(context_);
+      grpc::CallbackServerContext* call) override {
+    return NewPullSource(context_, absl::StartsWith(call->peer(), "unix:"));
   }
 
  private:

@@ -31,6 +31,7 @@ class HandoffUcxTest : public HandoffRpcTest {
     Server::Options options;
     options.ucx = ucx;
     options.pull.same_host = false;
+    ASSERT_TRUE(options.peers.Allow("127.0.0.1").ok());  // where the helpers listen
     source_ = Start("source", options);
     target_ = Start("target", options);
     from_ = source_.MakeCache("from", kGeometry);

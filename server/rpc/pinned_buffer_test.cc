@@ -112,7 +112,7 @@ TEST_F(PinnedBufferTest, TheEndOfTheSessionUnpinsItsMemfds) {
   Register();
   EXPECT_EQ(Info().pinned_host_bytes(), 2 * kBytes);
   client_->Close();
-  EXPECT_EQ(Info().pinned_host_bytes(), 0);
+  while (Info().pinned_host_bytes() > 0) std::this_thread::yield();  // on the device's executor
 }
 
 TEST_F(PinnedBufferTest, ASessionWithoutACacheTherePinsNothing) {

@@ -1,8 +1,10 @@
 #include "server/rpc/pull_links.h"
 
+#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <spdlog/spdlog.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -10,6 +12,7 @@
 #include <future>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/descriptor_client.h"
@@ -31,6 +34,8 @@ constexpr std::int64_t kMaxDamaged = 16;  // chunks of one hand-off
 constexpr std::chrono::milliseconds kFirstDelay{20};
 constexpr std::chrono::milliseconds kLongestDelay{500};
 constexpr std::chrono::seconds kAcknowledgeTimeout{5};
+constexpr std::chrono::seconds kAvoidTransport{60};  // that has just failed
+constexpr std::int64_t kMaxOffset = std::int64_t{1} << 60;
 constexpr int kMaxMessageBytes = 64 << 20;
 
 // The two ends notice within twice this time that the other, or the network, is gone.
@@ -64,6 +69,7 @@ class MappedStaging {
   MappedStaging(const MappedStaging&) = delete;
   MappedStaging& operator=(const MappedStaging&) = delete;
   const char* data() const { return static_cast<const char*>(data_); }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_); }
 
  private:
   void* const data_;
@@ -78,6 +84,12 @@ std::shared_ptr<MappedStaging> Redeem(const std::string& socket, const v1::Memor
       socket, reinterpret_cast<const std::uint8_t*>(memory.handle().data()), pidfd.get(), &redeemed);
   const auto bytes = static_cast<std::size_t>(memory.size_bytes());
   if (!status.ok() || !redeemed.descriptor.valid() || redeemed.size_bytes != bytes) return nullptr;
+  // Of a size that cannot shrink: no access faults.
+  struct stat info {};
+  if ((fcntl(redeemed.descriptor.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0 ||
+      fstat(redeemed.descriptor.get(), &info) != 0 || info.st_size < memory.size_bytes()) {
+    return nullptr;
+  }
   void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, redeemed.descriptor.get(), 0);
   return data == MAP_FAILED ? nullptr : std::make_shared<MappedStaging>(data, bytes);
 }
@@ -107,14 +119,17 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     pulling->link_ = shared_from_this();
     std::lock_guard lock(mutex_);
     pulling->key_ = next_key_++;
-    if (pulls_.empty()) heard_ = Clock::now();
+    const auto now = Clock::now();
+    const bool others = std::any_of(pulls_.begin(), pulls_.end(),
+                                    [](const auto& pull) { return pull.second.acceptance->status().ok(); });
+    if (!others) heard_ = now;
     Entry& entry = pulls_[pulling->key_];
     entry.secret = secret;
     entry.transfer = transfer;
     entry.acceptance = std::move(acceptance);
     entry.pulling = pulling;
-    entry.same_host = options_.same_host;
-    entry.ucx = options_.ucx != nullptr;
+    entry.same_host = options_.same_host && now >= no_same_host_until_;
+    entry.ucx = options_.ucx != nullptr && now >= no_ucx_until_;
     if (stream_ != nullptr) {
       BeginLocked(pulling->key_, entry);
     } else if (!waiting_) {
@@ -145,6 +160,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     auto call = std::make_shared<Call>();
     call->request.set_offer_secret(secret);
     call->request.set_transfer_id(transfer);
+    call->context.set_wait_for_ready(true);
     call->context.set_deadline(std::chrono::system_clock::now() + kAcknowledgeTimeout);
     stub_->async()->Acknowledge(
         &call->context, &call->request, &call->reply,
@@ -157,6 +173,18 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
         });
   }
 
+  // Ends the stream, unless something is being pulled; whether it does.
+  bool CloseIfIdle() {
+    std::lock_guard lock(mutex_);
+    if (!pulls_.empty()) return false;
+    closed_ = true;
+    if (stream_ != nullptr) stream_->Cancel();
+    return true;
+  }
+  bool closed() const {
+    std::lock_guard lock(mutex_);
+    return streams_ == 0;
+  }
   // Ends the stream, and returns when nothing of it is left.
   void Close() {
     std::unique_lock lock(mutex_);
@@ -180,13 +208,15 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   // A call. It lives until it is done; after that nothing of it is under way.
   class Stream final : public grpc::ClientBidiReactor<v1::PullRequest, v1::PullResponse> {
    public:
-    explicit Stream(std::shared_ptr<PullLink> link) : link_(std::move(link)) {
+    Stream(std::shared_ptr<PullLink> link, std::uint64_t number) : link_(std::move(link)), number_(number) {
       link_->stub_->async()->Pull(&context_, this);
       AddHold();  // writes begin outside of its own calls
       message_ = std::make_shared<v1::PullResponse>();
       StartRead(message_.get());
     }
-    // The link's lock is held around the next three.
+    std::uint64_t number() const { return number_; }
+    // The link's lock is held around what follows.
+    void Heard() { heard_ = true; }
     void Start() { StartCall(); }
     void Send(v1::PullRequest request) {
       if (broken_) return;
@@ -209,8 +239,9 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     }
     void OnDone(const grpc::Status& status) override {
       const std::shared_ptr<PullLink> link = link_;
+      const bool heard = heard_;
       delete this;
-      link->Ended(status);
+      link->Ended(status, heard);
     }
 
    private:
@@ -224,6 +255,8 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     }
 
     const std::shared_ptr<PullLink> link_;
+    const std::uint64_t number_;
+    bool heard_ = false;  // of the source
     grpc::ClientContext context_;
     std::shared_ptr<v1::PullResponse> message_;  // being read
     std::deque<v1::PullRequest> requests_;       // the first is being written
@@ -232,21 +265,21 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
 
   // Returns the credit of a chunk when it has been written to the cache.
   struct HeldMessage {
-    HeldMessage(std::shared_ptr<PullLink> l, std::shared_ptr<v1::PullResponse> m, std::int64_t b)
-        : link(std::move(l)), message(std::move(m)), bytes(b) {}
-    ~HeldMessage() { link->GiveCredit(bytes); }
+    HeldMessage(std::shared_ptr<PullLink> l, std::uint64_t s, std::shared_ptr<v1::PullResponse> m)
+        : link(std::move(l)), stream(s), message(std::move(m)) {}
+    ~HeldMessage() { link->GiveCredit(stream, CreditOf(*message)); }
     HeldMessage(const HeldMessage&) = delete;
     HeldMessage& operator=(const HeldMessage&) = delete;
     const std::shared_ptr<PullLink> link;
+    const std::uint64_t stream;  // that it came on
     const std::shared_ptr<v1::PullResponse> message;
-    const std::int64_t bytes;
     std::string fetched = {};  // where the message has none
   };
 
   void OpenLocked() {
     if (closed_) return;
     ++streams_;
-    stream_ = new Stream(shared_from_this());
+    stream_ = new Stream(shared_from_this(), ++opened_);
     owed_ = 0;
     v1::PullRequest hello;
     hello.mutable_hello()->set_boot_id(boot_id_);
@@ -292,10 +325,20 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     stream_->Send(std::move(request));
   }
 
-  void GiveCredit(std::int64_t bytes) {
+  // What a chunk takes of the credit; the source's word, within bounds.
+  static std::int64_t CreditOf(const v1::PullResponse& message) {
+    const auto bytes =
+        std::max(static_cast<std::int64_t>(message.chunk().data().size()), message.chunk().size_bytes());
+    return std::clamp<std::int64_t>(bytes, 0, kChunkBytes);
+  }
+
+  void GiveCredit(std::uint64_t stream, std::int64_t bytes) {
     std::lock_guard lock(mutex_);
+    if (stream_ != nullptr && stream_->number() == stream) GiveCreditLocked(bytes);
+  }
+  void GiveCreditLocked(std::int64_t bytes) {
     owed_ += bytes;
-    if (stream_ == nullptr || owed_ < options_.credit_bytes / 8) return;
+    if (owed_ < options_.credit_bytes / 8) return;
     v1::PullRequest credit;
     credit.set_credit_bytes(owed_);
     owed_ = 0;
@@ -303,13 +346,14 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   }
 
   // A message of the stream.
-  void Take(const Stream* stream, std::shared_ptr<v1::PullResponse> message) {
+  void Take(Stream* stream, std::shared_ptr<v1::PullResponse> message) {
     std::shared_ptr<Acceptance> acceptance;
     std::shared_ptr<PullLinks::Pulling> pulling;
     std::shared_ptr<Reach> reach;
     {
       std::lock_guard lock(mutex_);
       if (stream != stream_) return;
+      stream->Heard();
       heard_ = Clock::now();
       delay_ = kFirstDelay;
       const auto number = numbers_.find(message->pull());
@@ -320,7 +364,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
         reach = entry.reach;
       }
       if (acceptance == nullptr || pulling == nullptr) {  // ended meanwhile
-        owed_ += static_cast<std::int64_t>(message->chunk().data().size());
+        GiveCreditLocked(CreditOf(*message));
         return;
       }
     }
@@ -330,27 +374,59 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
       case v1::PullResponse::kPart:
         return TakePart(message->part(), acceptance, reach);
       case v1::PullResponse::kChunk:
-        return TakeChunk(std::move(message), acceptance, pulling, reach);
+        return TakeChunk(
+            std::make_shared<HeldMessage>(shared_from_this(), stream->number(), std::move(message)),
+            acceptance, pulling, reach);
       case v1::PullResponse::kDone:
         return acceptance->SourceDone(message->done().committed_tokens());
       case v1::PullResponse::kFailed:
-        return acceptance->Fail(FromProto(message->failed()));
+        return TakeFailed(*message, *acceptance, reach);
       case v1::PullResponse::MESSAGE_NOT_SET:
         return acceptance->Fail(Refuse(Reason::MESSAGE_MALFORMED, "", "the source's message is of no kind"));
     }
   }
 
+  void TakeFailed(const v1::PullResponse& message, Acceptance& acceptance,
+                  const std::shared_ptr<Reach>& reach) {
+    const absl::Status why = FromProto(message.failed());
+    const bool by_ucx = reach != nullptr && !reach->ucx.peer.empty();
+    if (by_ucx && RefusalReason(why) == ReasonName(Reason::PEER_UNREACHABLE)) {
+      return FallBack(message.pull(), v1::HANDOFF_TRANSPORT_UCX, std::string(why.message()));
+    }
+    acceptance.Fail(why);
+  }
+
+  // Whether a way that the source has chosen was offered to it.
+  bool Offered(std::uint32_t number, v1::HandoffTransport transport) {
+    std::lock_guard lock(mutex_);
+    const auto found = numbers_.find(number);
+    if (found == numbers_.end()) return true;  // it has ended
+    const Entry& entry = pulls_.at(found->second);
+    return transport == v1::HANDOFF_TRANSPORT_GRPC ||
+           (transport == v1::HANDOFF_TRANSPORT_SAME_HOST && entry.same_host) ||
+           (transport == v1::HANDOFF_TRANSPORT_UCX && entry.ucx);
+  }
+
   void TakeAccepted(const v1::PullResponse& message, Acceptance& acceptance, PullLinks::Pulling& pulling) {
     const v1::PullAccepted& accepted = message.accepted();
+    if (!Offered(message.pull(), accepted.transport())) {
+      return acceptance.Fail(Refuse(Reason::MESSAGE_MALFORMED, "accepted.transport",
+                                    "the source takes a way that was not offered"));
+    }
     if (!acceptance.Begin(FromProto(accepted)).ok()) return;
     pulling.transport_ = accepted.transport();
     if (accepted.transport() == v1::HANDOFF_TRANSPORT_GRPC) return;
     auto reach = std::make_shared<Reach>();
-    if (accepted.transport() == v1::HANDOFF_TRANSPORT_UCX && options_.ucx != nullptr) {
+    if (accepted.transport() == v1::HANDOFF_TRANSPORT_UCX) {
+      if (auto s = options_.peers.Check(accepted.ucx_address()); !s.ok()) {
+        return FallBack(message.pull(), accepted.transport(),
+                        absl::StrFormat("--peers does not allow its UCX at %s", accepted.ucx_address()));
+      }
       reach->ucx = {accepted.ucx_address(), accepted.ucx_token(), accepted.ucx_staging()};
-    } else if (accepted.transport() != v1::HANDOFF_TRANSPORT_SAME_HOST ||
-               !OpenMemory(accepted, acceptance, *reach)) {
-      return FallBack(message.pull(), "its memory cannot be mapped");
+    } else if (OpenMemory(accepted, acceptance, *reach)) {
+      pulling.mapped_ = true;
+    } else {
+      return FallBack(message.pull(), accepted.transport(), "its memory cannot be mapped");
     }
     std::lock_guard lock(mutex_);
     const auto number = numbers_.find(message.pull());
@@ -360,8 +436,9 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   // Whether the source's memory can be read here.
   bool OpenMemory(const v1::PullAccepted& accepted, Acceptance& acceptance, Reach& reach) {
     const v1::MemoryHandle& memory = accepted.memory();
-    reach.bytes = memory.size_bytes();
     if (memory.kind() == v1::MEMORY_KIND_CUDA_IPC) {
+      if (memory.size_bytes() <= 0) return false;
+      reach.bytes = memory.size_bytes();
       // Opened once by the device, however often it is asked.
       std::promise<absl::StatusOr<std::unique_ptr<Memory>>> opened;
       Device& device = acceptance.device();
@@ -374,15 +451,18 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
       });
       return true;
     }
-    if (memory.kind() != v1::MEMORY_KIND_MEMFD) return false;
+    // A socket's path is looked for only where the source is known to be of this host.
+    if (memory.kind() != v1::MEMORY_KIND_MEMFD || !absl::StartsWith(address_, "unix:")) return false;
     std::lock_guard lock(mapping_mutex_);
     if (!memory.handle().empty()) mapping_ = Redeem(accepted.descriptor_socket(), memory);
     reach.mapping = mapping_;
-    return reach.mapping != nullptr;
+    if (reach.mapping == nullptr) return false;
+    reach.bytes = reach.mapping->bytes();
+    return true;
   }
 
   // Begins a pull again, over the stream alone.
-  void FallBack(std::uint32_t number, const std::string& why) {
+  void FallBack(std::uint32_t number, v1::HandoffTransport failed, const std::string& why) {
     std::lock_guard lock(mutex_);
     const auto found = numbers_.extract(number);
     if (found.empty() || stream_ == nullptr) return;
@@ -391,6 +471,8 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     end.mutable_end()->set_pull(number);
     stream_->Send(std::move(end));
     Entry& entry = pulls_.at(found.mapped());
+    const auto until = Clock::now() + kAvoidTransport;
+    (failed == v1::HANDOFF_TRANSPORT_UCX ? no_ucx_until_ : no_same_host_until_) = until;
     entry.same_host = false;
     entry.ucx = false;
     BeginLocked(found.mapped(), entry);
@@ -401,6 +483,10 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     const std::int32_t number = part.part();
     if (!acceptance->AddPart(number, FromProto(part)).ok() || reach == nullptr) return;
     if (!reach->ucx.peer.empty()) {
+      if (part.offset_bytes() < 0 || part.offset_bytes() > kMaxOffset) {
+        return acceptance->Fail(
+            Refuse(Reason::MESSAGE_MALFORMED, "part.offset_bytes", "the source's part leaves its memory"));
+      }
       reach->offsets[number] = part.offset_bytes();
       return;
     }
@@ -420,13 +506,11 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     }
   }
 
-  void TakeChunk(std::shared_ptr<v1::PullResponse> message, const std::shared_ptr<Acceptance>& acceptance,
+  void TakeChunk(const std::shared_ptr<HeldMessage>& held, const std::shared_ptr<Acceptance>& acceptance,
                  const std::shared_ptr<PullLinks::Pulling>& pulling, const std::shared_ptr<Reach>& reach) {
-    const v1::PullChunk& chunk = message->chunk();
+    const v1::PullChunk& chunk = held->message->chunk();
     const std::int64_t bytes = acceptance->BytesOfChunk(chunk.part(), chunk.chunk());
     const bool fetch = reach != nullptr && !reach->ucx.peer.empty();
-    auto held = std::make_shared<HeldMessage>(shared_from_this(), message,
-                                              fetch ? bytes : static_cast<std::int64_t>(chunk.data().size()));
     if (!fetch || bytes == 0) return CheckChunk(held, chunk.data(), *acceptance, *pulling);
     UcxTransport::Place place = reach->ucx;
     const Part& part = *acceptance->FindPart(chunk.part());
@@ -437,7 +521,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
                           const auto still = weak.lock();
                           if (still == nullptr) return;
                           if (!fetched.ok()) {
-                            return self->FallBack(held->message->pull(),
+                            return self->FallBack(held->message->pull(), v1::HANDOFF_TRANSPORT_UCX,
                                                   std::string(fetched.status().message()));
                           }
                           held->fetched = *std::move(fetched);
@@ -450,7 +534,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
                   PullLinks::Pulling& pulling) {
     const v1::PullChunk& chunk = held->message->chunk();
     if (acceptance.BytesOfChunk(chunk.part(), chunk.chunk()) == static_cast<std::int64_t>(data.size()) &&
-        Checksum(data.data(), data.size()) == chunk.checksum()) {
+        ChunkChecksum(chunk.part(), chunk.chunk(), data.data(), data.size()) == chunk.checksum()) {
       return acceptance.WriteFromHost(chunk.part(), chunk.chunk(), data.data(), held);
     }
     ++stats_.handoff_damaged_chunks;
@@ -468,8 +552,9 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   }
 
   // The stream is over, and nothing of it is left.
-  void Ended(const grpc::Status& status) {
+  void Ended(const grpc::Status& status, bool heard) {
     std::vector<std::pair<std::shared_ptr<Acceptance>, absl::Status>> failed;
+    std::vector<std::shared_ptr<PullLinks::Pulling>> kept;  // the last hold of one ends without the lock
     {
       std::lock_guard lock(mutex_);
       --streams_;
@@ -478,6 +563,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
       for (auto& [key, entry] : pulls_) entry.number = 0;
       numbers_.clear();
       const absl::Status refused = FromGrpc(status);
+      if (heard) heard_ = Clock::now();  // pings vouched for the source while it said nothing
       const bool for_good = closed_ || Clock::now() - heard_ > options_.give_up ||
                             status.error_code() == grpc::StatusCode::UNIMPLEMENTED ||
                             status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
@@ -488,6 +574,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
           failed.emplace_back(entry.acceptance, Unreachable(address_, status.error_message()));
         } else if (const auto pulling = entry.pulling.lock()) {
           ++pulling->reconnects_;
+          kept.push_back(pulling);
         }
       }
       if (!for_good && !pulls_.empty()) {
@@ -513,7 +600,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   const std::unique_ptr<v1::HandoffService::Stub> stub_;
   std::mutex mapping_mutex_;
   std::shared_ptr<MappedStaging> mapping_;  // with mapping_mutex_ held
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool closed_ = false;
   bool waiting_ = false;  // for the time to open a stream again
@@ -523,8 +610,11 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   std::uint32_t next_number_ = 1;
   std::map<std::uint64_t, Entry> pulls_;
   std::map<std::uint32_t, std::uint64_t> numbers_;  // of the present stream
-  std::int64_t owed_ = 0;                           // credit
-  Clock::time_point heard_;                         // when the source last said something
+  std::uint64_t opened_ = 0;                        // streams
+  Clock::time_point no_same_host_until_;
+  Clock::time_point no_ucx_until_;
+  std::int64_t owed_ = 0;    // credit
+  Clock::time_point heard_;  // when the source last said something
   std::chrono::milliseconds delay_ = kFirstDelay;
 };
 
@@ -534,11 +624,21 @@ PullLinks::Pulling::~Pulling() {
 
 PullLinks::~PullLinks() {
   for (const auto& [address, link] : links_) link->Close();
+  for (const auto& link : closing_) link->Close();
 }
 
 absl::StatusOr<std::shared_ptr<PullLink>> PullLinks::Find(const std::string& address) {
   std::lock_guard lock(mutex_);
   if (const auto found = links_.find(address); found != links_.end()) return found->second;
+  std::erase_if(closing_, [](const auto& link) { return link->closed(); });
+  for (auto link = links_.begin(); links_.size() >= kMaxLinks && link != links_.end();) {
+    if (!link->second->CloseIfIdle()) {
+      ++link;
+      continue;
+    }
+    closing_.push_back(link->second);
+    link = links_.erase(link);
+  }
   if (links_.size() >= kMaxLinks) {
     return Refuse(Reason::HANDOFF_LIMIT, "handoff",
                   absl::StrFormat("the daemon pulls from %d others already", kMaxLinks));

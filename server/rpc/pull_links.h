@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "kvsummary/v1/handoff.pb.h"
 #include "server/handoff/acceptance.h"
+#include "server/handoff/peers.h"
 #include "server/ops/stats.h"
 
 namespace kvsummary {
@@ -31,6 +32,7 @@ class PullLinks {
     std::int64_t credit_bytes = std::int64_t{32} << 20;  // of chunks under way, of a stream
     bool same_host = true;                               // whether memory may be mapped
     UcxTransport* ucx = nullptr;                         // null: none; it must outlive the links
+    Peers peers = {};                                    // whose UCX helpers may be fetched from
   };
 
   // What is being pulled, until it is destroyed (or the acceptance is over: then it does nothing more).
@@ -42,6 +44,8 @@ class PullLinks {
     v1::HandoffTransport transport() const { return transport_; }
     int reconnects() const { return reconnects_; }
     std::int64_t damaged_chunks() const { return damaged_; }
+    // Whether memory of the source has been read itself: then the offer must have been there to the end.
+    bool mapped() const { return mapped_; }
 
    private:
     friend class PullLink;
@@ -49,6 +53,7 @@ class PullLinks {
     std::shared_ptr<PullLink> link_;
     std::uint64_t key_ = 0;
     std::atomic<v1::HandoffTransport> transport_ = v1::HANDOFF_TRANSPORT_UNSPECIFIED;
+    std::atomic<bool> mapped_ = false;
     std::atomic<int> reconnects_ = 0;
     std::atomic<std::int64_t> damaged_ = 0;
   };
@@ -58,7 +63,7 @@ class PullLinks {
   ~PullLinks();
 
   // Pulls an offer into the acceptance, which fails with PEER_UNREACHABLE, CHUNK_DAMAGED or what the source
-  // says. HANDOFF_LIMIT when there are streams to too many daemons.
+  // says. HANDOFF_LIMIT when something is being pulled from too many daemons.
   absl::StatusOr<std::shared_ptr<Pulling>> Pull(const std::string& address, const std::string& secret,
                                                 const std::string& transfer,
                                                 std::shared_ptr<Acceptance> acceptance);
@@ -73,6 +78,7 @@ class PullLinks {
   Stats& stats_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<PullLink>> links_;  // by address
+  std::vector<std::shared_ptr<PullLink>> closing_;          // that made room for others
 };
 
 }  // namespace kvsummary

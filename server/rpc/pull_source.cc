@@ -22,8 +22,10 @@
 namespace kvsummary {
 namespace {
 
-constexpr std::size_t kMaxPulls = 4096;  // of a stream
-constexpr std::size_t kChunksAhead = 4;  // read while one is being sent
+constexpr std::size_t kMaxPulls = 4096;   // of a stream
+constexpr std::size_t kChunksAhead = 4;   // read while one is being sent
+constexpr std::size_t kMaxUnsent = 1024;  // messages, then nothing more is read
+constexpr int kMaxHeldRuns = 65536;       // of a pull
 constexpr std::int64_t kMaxCredit = std::int64_t{1} << 30;
 
 // Messages are written one at a time. A part's bytes are kept from when it is told until the pull ends: who
@@ -31,12 +33,15 @@ constexpr std::int64_t kMaxCredit = std::int64_t{1} << 30;
 class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>,
                          public std::enable_shared_from_this<PullSource> {
  public:
-  explicit PullSource(const ServiceContext& context) : context_(context) {}
+  PullSource(const ServiceContext& context, bool local) : context_(context), local_(local) {}
 
   void Begin() {
     self_ = shared_from_this();
+    // What is being pulled may end; each of it holds the drain up.
     context_.drain.Listen(this, [this] {
-      Stop(Refuse(Reason::DRAINING, "", "the daemon is draining and takes no new calls"));
+      std::lock_guard lock(mutex_);
+      draining_ = true;
+      Go();
     });
     StartRead(&request_);
   }
@@ -45,6 +50,11 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     if (!ok) return Stop(absl::OkStatus());
     const absl::Status handled = Handle();
     if (!handled.ok()) return Stop(handled);
+    {
+      std::lock_guard lock(mutex_);
+      paused_ = out_.size() > kMaxUnsent;
+      if (paused_) return;
+    }
     StartRead(&request_);
   }
 
@@ -53,6 +63,9 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     writing_ = false;
     out_.pop_front();
     if (!ok) StopLocked(absl::CancelledError("the puller has gone"));
+    if (std::exchange(paused_, paused_ && out_.size() > kMaxUnsent / 2 && !stopped_) && !paused_) {
+      StartRead(&request_);
+    }
     Go();
   }
 
@@ -80,6 +93,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   };
 
   struct Pull {
+    std::unique_ptr<Drain::Call> admission;
     std::shared_ptr<Offer> offer;
     Wanted wanted;
     v1::HandoffTransport transport = v1::HANDOFF_TRANSPORT_GRPC;
@@ -104,8 +118,8 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     }
   };
 
-  // One that listeners of offers know a pull by.
-  const void* Key(std::uint32_t id) const { return reinterpret_cast<const char*>(this) + id; }
+  // By which offers know a listener.
+  Offer::Key Key(std::uint32_t id) const { return {this, id}; }
 
   absl::Status Handle() {
     switch (request_.message_case()) {
@@ -122,6 +136,8 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
           std::lock_guard lock(mutex_);
           const auto pull = pulls_.extract(request_.end().pull());
           if (!pull.empty()) offer = pull.mapped().offer;
+          Withdraw(request_.end().pull());
+          Go();
         }
         if (offer != nullptr) offer->Forget(Key(request_.end().pull()));
         return absl::OkStatus();
@@ -129,7 +145,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       case v1::PullRequest::kAgain: {
         std::lock_guard lock(mutex_);
         const auto pull = pulls_.find(request_.again().pull());
-        if (pull == pulls_.end()) return absl::OkStatus();
+        if (pull == pulls_.end() || pull->second.ended) return absl::OkStatus();
         const Place place{static_cast<std::size_t>(request_.again().part()), request_.again().chunk()};
         if (place.part >= pull->second.parts.size() || place.chunk < 0 ||
             place.chunk >= ChunkCount(pull->second.parts[place.part]->part) ||
@@ -157,6 +173,8 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     return Malformed("the message is of no kind");
   }
 
+  static bool InRange(std::int64_t number) { return number >= 0 && number <= kMaxIndex; }
+
   static absl::Status Malformed(std::string_view why) { return Refuse(Reason::MESSAGE_MALFORMED, "", why); }
 
   absl::Status BeginPull(const v1::PullBegin& begin) {
@@ -164,7 +182,17 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     if (begin.transfer_id().size() != kTransferBytes || begin.regions() < 0) {
       return Malformed("transfer_id has not 16 bytes, or regions is negative");
     }
-    auto offer = context_.offers.Bind(begin.offer_secret(), begin.transfer_id());
+    if (begin.held_size() > kMaxHeldRuns) return Malformed("too many runs of chunks are held");
+    for (const auto& run : begin.held()) {
+      if (run.part() < 0 || !InRange(run.first()) || !InRange(run.count()))
+        return Malformed("held chunks are none");
+    }
+    for (const auto& run : begin.blocks()) {
+      if (!InRange(run.first()) || !InRange(run.count())) return Malformed("wanted blocks are none");
+    }
+    auto admission = std::make_unique<Drain::Call>(context_.drain);
+    auto offer = admission->admitted().ok() ? context_.offers.Bind(begin.offer_secret(), begin.transfer_id())
+                                            : absl::StatusOr<std::shared_ptr<Offer>>(admission->admitted());
     std::unique_lock lock(mutex_);
     if (pulls_.contains(id) || pulls_.size() >= kMaxPulls) {
       return Malformed("the number of the pull is taken, or there are too many");
@@ -175,6 +203,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       return absl::OkStatus();
     }
     Pull& pull = pulls_[id];
+    pull.admission = std::move(admission);
     pull.offer = *std::move(offer);
     pull.wanted.regions = begin.regions();
     for (const auto& blocks : begin.blocks())
@@ -238,6 +267,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
 
   // Whether the puller can have the offer's memory itself.
   bool LendMemory(const v1::PullBegin& begin, const Pull& pull, v1::MemoryHandle& handle) {
+    if (!local_ || !context_.handoff.shares_memory) return false;
     const Device& device = pull.offer->device();
     const Memory* memory = context_.offers.arena(device)->memory();
     if (memory == nullptr) return false;
@@ -283,12 +313,29 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     return message;
   }
 
+  // Takes back what is not sent yet of a pull that has ended.
+  void Withdraw(std::uint32_t id) {
+    for (auto message = out_.begin() + (writing_ ? 1 : 0); message != out_.end();) {
+      if (message->pull() != id) {
+        ++message;
+        continue;
+      }
+      credit_ += message->chunk().size_bytes();
+      message = out_.erase(message);
+    }
+  }
+
   // Tells what is new of an offer.
   void Advance(std::uint32_t id, Pull& pull) {
     const Offer::View view = pull.offer->Look(pull.parts.size());
     if (!view.ended.ok()) {
       if (!pull.done && !pull.ended) FillFailed(view.ended, Out(id).mutable_failed());
       pull.ended = true;
+      // Nothing is kept for a puller that does not end. What it reads of mapped memory from now on it cannot
+      // acknowledge.
+      pull.loan = nullptr;
+      pull.parts.clear();
+      pull.again.clear();
       return;
     }
     for (const auto& staged : view.parts) {
@@ -312,6 +359,9 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     while (!stopped_ && out_.size() + loads_ < kChunksAhead && NextChunk()) {
     }
     if (!stopped_) TellDone();
+    if (draining_ && pulls_.empty()) {
+      StopLocked(Refuse(Reason::DRAINING, "", "the daemon is draining and takes no new calls"));
+    }
     if (writing_ || finished_) return;
     if (stopped_) {
       if (loads_ > 0) return;  // they hold parts
@@ -368,8 +418,10 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       v1::PullChunk& message = *Out(id).mutable_chunk();
       message.set_part(static_cast<std::int32_t>(place.part));
       message.set_chunk(place.chunk);
-      message.set_checksum(
-          Checksum(staged->data() + chunk.offset(staged->part), static_cast<std::size_t>(chunk.bytes())));
+      message.set_size_bytes(chunk.bytes());
+      message.set_checksum(ChunkChecksum(message.part(), place.chunk,
+                                         staged->data() + chunk.offset(staged->part),
+                                         static_cast<std::size_t>(chunk.bytes())));
       return;
     }
     if (!device.pins_host_memory()) {
@@ -387,17 +439,20 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       v1::PullChunk message;
       if (read.ok()) FillChunk(place, std::move(bytes), message);
       std::lock_guard lock(self->mutex_);
+      bool sent = false;
       --self->loads_;
       const auto still = self->pulls_.find(id);
       if (still != self->pulls_.end()) {
         --still->second.loads;
         if (read.ok()) {
+          sent = true;
           *self->Out(id).mutable_chunk() = std::move(message);
         } else {
           FillFailed(read, self->Out(id).mutable_failed());
           still->second.ended = true;
         }
       }
+      if (!sent) self->credit_ += chunk.bytes();
       self->Go();
     });
   }
@@ -405,7 +460,8 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   static void FillChunk(const Place& place, std::string bytes, v1::PullChunk& chunk) {
     chunk.set_part(static_cast<std::int32_t>(place.part));
     chunk.set_chunk(place.chunk);
-    chunk.set_checksum(Checksum(bytes.data(), bytes.size()));
+    chunk.set_size_bytes(static_cast<std::int64_t>(bytes.size()));
+    chunk.set_checksum(ChunkChecksum(chunk.part(), place.chunk, bytes.data(), bytes.size()));
     chunk.set_data(std::move(bytes));
   }
 
@@ -428,6 +484,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   }
 
   const ServiceContext context_;
+  const bool local_;
   std::shared_ptr<PullSource> self_;  // until OnDone
   v1::PullRequest request_;           // being read
   std::mutex mutex_;
@@ -440,14 +497,17 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   std::size_t loads_ = 0;
   std::deque<v1::PullResponse> out_;
   bool writing_ = false;
+  bool paused_ = false;  // reading, until enough is sent
+  bool draining_ = false;
   std::optional<absl::Status> stopped_;
   bool finished_ = false;
 };
 
 }  // namespace
 
-grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* NewPullSource(const ServiceContext& context) {
-  auto source = std::make_shared<PullSource>(context);
+grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* NewPullSource(const ServiceContext& context,
+                                                                          bool local) {
+  auto source = std::make_shared<PullSource>(context, local);
   source->Begin();
   return source.get();
 }

@@ -10,6 +10,8 @@ namespace kvsummary {
 
 // Serves one stream: takes turns between the offers that are pulled on it, chunk by chunk, for as long as the
 // puller has room; deletes itself when the stream has ended.
-grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* NewPullSource(const ServiceContext& context);
+// `local`: the puller has come over a Unix socket, and may share memory.
+grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* NewPullSource(const ServiceContext& context,
+                                                                          bool local);
 
 }  // namespace kvsummary

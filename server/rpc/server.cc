@@ -70,8 +70,11 @@ struct Server::Impl {
         queues(caches, stats, drain, options.waits),
         bounces(caches.devices()),
         offers(caches.devices(), options.handoff),
-        links(WithUcx(options.pull, ucx.get()), stats),
-        handoff{.instance = "", .address = options.advertise, .peers = options.peers},
+        links(PullOptions(options, ucx.get()), stats),
+        handoff{.instance = "",
+                .address = options.advertise,
+                .peers = options.peers,
+                .shares_memory = options.pull.same_host},
         context{.caches = caches,
                 .stats = stats,
                 .drain = drain,
@@ -89,9 +92,11 @@ struct Server::Impl {
                 .handoff = handoff,
                 .ucx = ucx.get()} {}
 
-  static PullLinks::Options WithUcx(PullLinks::Options options, UcxTransport* ucx) {
-    options.ucx = ucx;
-    return options;
+  static PullLinks::Options PullOptions(const Options& options, UcxTransport* ucx) {
+    PullLinks::Options pull = options.pull;
+    pull.ucx = ucx;
+    pull.peers = options.peers;
+    return pull;
   }
 
   Stats stats;

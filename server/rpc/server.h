@@ -37,7 +37,7 @@ class Server {
     Waits::Options waits = {};
     PageStore::Options store = {};
     Offers::Options handoff = {};
-    PullLinks::Options pull = {};
+    PullLinks::Options pull = {};  // same_host: also of those that pull from here
     // Where other daemons reach this one, as it stands in hand-offs. Empty: the first address of `listen`.
     std::string advertise = {};
     Peers peers = {};  // daemons whose hand-offs may be accepted

@@ -22,7 +22,6 @@ absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Start(Options option
   if (!memory.ok()) return memory.status();
   transport->landing_memory_ = *std::move(memory);
   for (std::int64_t slot = 0; slot < kSlots; ++slot) transport->free_slots_.push_back(slot);
-  const std::lock_guard lock(transport->mutex_);
   if (auto s = transport->StartHelper(); !s.ok()) return s;
   return transport;
 }
@@ -35,16 +34,22 @@ UcxTransport::~UcxTransport() {
   }
   helper.reset();  // ends what it fetches, unless a loan still has it
   std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return !starting_; });
+  helper.swap(helper_);  // of a start that was under way
+  lock.unlock();
+  helper.reset();
+  lock.lock();
   idle_.wait(lock, [this] { return waiting_.empty() && std::ssize(free_slots_) == kSlots; });
 }
 
 absl::Status UcxTransport::StartHelper() {
-  started_ = std::chrono::steady_clock::now();
-  staging_.clear();
   auto helper = UcxHelper::Start({.binary = options_.binary, .net_device = options_.net_device});
   if (!helper.ok()) return helper.status();
   auto landing = (*helper)->AddLanding(landing_memory_->descriptor(), landing_memory_->bytes());
   if (!landing.ok()) return landing.status();
+  const std::lock_guard lock(mutex_);
+  started_ = std::chrono::steady_clock::now();
+  staging_.clear();
   helper_ = *std::move(helper);
   landing_ = *landing;
   return absl::OkStatus();
@@ -52,10 +57,18 @@ absl::Status UcxTransport::StartHelper() {
 
 std::shared_ptr<UcxHelper> UcxTransport::LiveHelper() {
   if (helper_ != nullptr && helper_->alive()) return helper_;
-  if (std::chrono::steady_clock::now() - started_ < kRestartPause) return nullptr;
-  spdlog::warn("the UCX helper has ended: starting another");
-  if (auto s = StartHelper(); !s.ok()) spdlog::error("no UCX: {}", std::string(s.message()));
-  return helper_ != nullptr && helper_->alive() ? helper_ : nullptr;
+  if (helper_ != nullptr && !starting_ && std::chrono::steady_clock::now() - started_ > kRestartPause) {
+    starting_ = true;
+    started_ = std::chrono::steady_clock::now();
+    spdlog::warn("the UCX helper has ended: starting another");
+    OnGrpcThread([this] {  // it takes a while
+      if (auto s = StartHelper(); !s.ok()) spdlog::error("no UCX: {}", std::string(s.message()));
+      const std::lock_guard lock(mutex_);
+      starting_ = false;
+      idle_.notify_all();
+    });
+  }
+  return nullptr;
 }
 
 std::string UcxTransport::version() {

@@ -78,14 +78,15 @@ class UcxTransport {
   };
 
   explicit UcxTransport(Options options) : options_(std::move(options)) {}
-  // With mutex_ held.
   absl::Status StartHelper();
+  // With mutex_ held, as the next. Null while there is none; one is started meanwhile.
   std::shared_ptr<UcxHelper> LiveHelper();
   void Next();
 
   const Options options_;
   std::mutex mutex_;
-  std::shared_ptr<UcxHelper> helper_;
+  std::shared_ptr<UcxHelper> helper_;  // null: all is over
+  bool starting_ = false;
   std::chrono::steady_clock::time_point started_;
   std::map<const Memory*, std::uint32_t> staging_;  // that the helper has
   std::unique_ptr<Memory> landing_memory_;

@@ -49,9 +49,11 @@ void UcxSource::Pump(Time now) {
   }
   for (ucp_ep_h endpoint : closing) ClosePeer(endpoint);
   std::erase_if(revocations_, [&](const Revocation& r) {
-    // The last sends end a moment after their connection.
-    if (r.deadline + kCloseTime < now) UcxFatal("sends go on after their connection has been closed");
-    if (sends_of_token_.contains(r.token)) return false;
+    if (sends_of_token_.contains(r.token)) {
+      // The last sends end a moment after their connection.
+      if (r.deadline + kCloseTime < now) UcxFatal("sends go on after their connection has been closed");
+      return false;
+    }
     control_.Answer(r.id, absl::OkStatus());
     return true;
   });
