@@ -361,6 +361,7 @@ absl::StatusOr<std::int64_t> Offers::Publish(Staging& staging) {
   const absl::Status staged = Stage(staging);
   staging.cache = nullptr;
   staging.bound = nullptr;
+  const std::vector<std::shared_ptr<StagedPart>> parts = std::move(staging.parts);
   if (!staged.ok()) {
     {
       const std::lock_guard lock(mutex_);
@@ -373,7 +374,7 @@ absl::StatusOr<std::int64_t> Offers::Publish(Staging& staging) {
   {
     const std::lock_guard lock(offer.mutex_);
     if (!offer.ended_.ok()) return offer.ended_;
-    offer.parts_.insert(offer.parts_.end(), staging.parts.begin(), staging.parts.end());
+    offer.parts_.insert(offer.parts_.end(), parts.begin(), parts.end());
     offer.complete_ = staging.plan.complete;
     offer.committed_tokens_ = staging.args.committed_tokens;
     for (const auto& part : offer.parts_) bytes += part->part.bytes();
