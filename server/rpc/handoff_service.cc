@@ -254,8 +254,9 @@ class AcceptReactor final : public WaitingReactor {
     if (acceptance != nullptr) acceptance->Fail(why);
   }
 
-  // Nothing is written to the cache any more. Not on the thread that tells: it may hold what is freed here.
+  // Nothing is written to the cache any more. Who tells of a failure may hold what Conclude takes.
   void Over(const absl::StatusOr<Accepted>& accepted) {
+    if (accepted.ok()) return Conclude(accepted);
     OnGrpcThread([this, accepted] { Conclude(accepted); });
   }
 

@@ -202,7 +202,8 @@ TEST_F(HandoffTest, ASourceThatIsGoneForGoodIsReportedByName) {
 
 TEST_F(HandoffTest, ASourceThatWasStartedAnewDoesNotKnowTheOffer) {
   StartBoth(false);
-  const Large large = OfferLarge();
+  Large large = OfferLarge();
+  large.source = nullptr;
   source_.client.reset();
   source_.server.reset();
   source_ = Start("source");

@@ -292,6 +292,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     {
       const std::lock_guard lock(mapping_mutex_);
       mapping_ = nullptr;  // tickets are of a stream
+      opened_memory_.clear();
     }
     for (auto& [key, entry] : pulls_) BeginLocked(key, entry);
     stream_->Start();
@@ -439,7 +440,12 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     if (memory.kind() == v1::MEMORY_KIND_CUDA_IPC) {
       if (memory.size_bytes() <= 0) return false;
       reach.bytes = memory.size_bytes();
-      // Opened once by the device, however often it is asked.
+      std::lock_guard lock(mapping_mutex_);
+      auto& known = opened_memory_[{memory.handle(), acceptance.device().name()}];
+      if (known != nullptr && known->bytes() == memory.size_bytes()) {
+        reach.memory = known;
+        return true;
+      }
       std::promise<absl::StatusOr<std::unique_ptr<Memory>>> opened;
       Device& device = acceptance.device();
       device.executor().SubmitFree(
@@ -449,6 +455,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
       reach.memory = std::shared_ptr<const Memory>((*result).release(), [&device](const Memory* m) {
         device.executor().SubmitFree([m] { delete m; });
       });
+      known = reach.memory;
       return true;
     }
     // A socket's path is looked for only where the source is known to be of this host.
@@ -599,7 +606,9 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   const std::string boot_id_ = BootId();
   const std::unique_ptr<v1::HandoffService::Stub> stub_;
   std::mutex mapping_mutex_;
-  std::shared_ptr<MappedStaging> mapping_;  // with mapping_mutex_ held
+  std::shared_ptr<MappedStaging> mapping_;  // with mapping_mutex_ held, as the next
+  // CUDA memory of the source, by handle and device.
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<const Memory>> opened_memory_;
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool closed_ = false;
