@@ -194,5 +194,114 @@ TEST_F(HandoffBytesTest, BadTargetsAreRefusedByNameBeforeAByteMoves) {
   EXPECT_TRUE(BytesOf(*target) == before);
 }
 
+// Blocks of another group: two views of each of the caches, in memory of their own and in other strides;
+// larger than a chunk.
+class HandoffGroupsTest : public HandoffBytesTest {
+ protected:
+  static constexpr std::int64_t kFirstView = kChunkBytes + 4096;
+  static constexpr std::int64_t kSecondView = 768;
+  static constexpr std::int64_t kBlockBytes = kFirstView + kSecondView;
+  static constexpr std::int64_t kBlocks = 5;
+
+  struct Side {
+    std::shared_ptr<Cache> cache;
+    std::string memory;
+    std::shared_ptr<BoundCache> bound;
+
+    // Where byte b of a block lies.
+    char& At(std::int64_t block, std::int64_t b) {
+      const PageView& view = bound->groups[0].views[b < kFirstView ? 0 : 1];
+      return memory[static_cast<std::size_t>(view.offset + block * view.block_stride +
+                                             (b < kFirstView ? b : b - kFirstView))];
+    }
+  };
+
+  Side Make(const std::string& name, std::int64_t padding) {
+    Side side{MakeCache(name, kSource), "", std::make_shared<BoundCache>()};
+    const std::int64_t stride = kFirstView + padding;
+    const std::int64_t second = kBlocks * stride;
+    side.memory.assign(static_cast<std::size_t>(second + kBlocks * (kSecondView + padding)), 'u');
+    side.bound->device = &side.cache->device();
+    side.bound->blocks = kBlocks;
+    side.bound->block_size = kSource.block_size;
+    side.bound->groups = {{reinterpret_cast<std::uint8_t*>(side.memory.data()),
+                           {{0, stride, kFirstView}, {second, kSecondView + padding, kSecondView}}}};
+    return side;
+  }
+  static std::vector<GroupSpec> Specs() { return {{.bytes_per_block = kBlockBytes}}; }
+};
+
+TEST_F(HandoffGroupsTest, BlocksOfOtherViewsComeWholeAndOnlyThoseThatAreWanted) {
+  MakeOffers(16 << 20);
+  Side from = Make("from", 64);
+  Side to = Make("to", 0);
+  const std::vector<std::int64_t> offered = {4, 2, 1};  // blocks 7, 8 and 9 of the request
+  const std::vector<std::int64_t> accepted = {3, 1};    // 8 and 9
+  for (std::int64_t i = 0; i < 3; ++i) {
+    for (std::int64_t b = 0; b < kBlockBytes; ++b) {
+      from.At(offered[static_cast<std::size_t>(i)], b) = static_cast<char>(PatternByte(9, i, b, 0));
+    }
+  }
+  Offers::OpenArgs args = Whole(from.cache, {Backwards(11, 6), 1}, 5);
+  args.bound = from.bound;
+  args.group_specs = Specs();
+  args.part.groups = {{.group = 0, .first = 7, .blocks = offered}};
+  const auto opened = Open(std::move(args));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+
+  std::string expected = to.memory;
+  expected.swap(to.memory);
+  for (std::int64_t i = 0; i < 2; ++i) {
+    for (std::int64_t b = 0; b < kBlockBytes; ++b) {
+      to.At(accepted[static_cast<std::size_t>(i)], b) = static_cast<char>(PatternByte(9, i + 1, b, 0));
+    }
+  }
+  expected.swap(to.memory);
+  const auto target = [&] {
+    AcceptTarget target{.cache = to.cache, .blocks = {}, .ring_block = 1, .resume = 5};
+    to.bound->groups[0].base = reinterpret_cast<std::uint8_t*>(to.memory.data());
+    target.bound = to.bound;
+    target.group_specs = Specs();
+    target.groups = {{0, 8, accepted}};
+    return target;
+  };
+  const auto result = Begin(opened->secret, target(), kTransfer).result.get();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(to.memory == expected);
+
+  // Chunk by chunk, the last first.
+  std::fill(to.memory.begin(), to.memory.end(), 'u');
+  std::promise<absl::StatusOr<Accepted>> chunked;
+  const auto acceptance = std::make_shared<Acceptance>(
+      target(), *bounces_, [&](auto accepted_now) { chunked.set_value(std::move(accepted_now)); });
+  const auto offer = offers_->Bind(opened->secret, kTransfer);
+  ASSERT_TRUE(offer.ok());
+  const Offer::View view = (*offer)->Look(0);
+  for (const auto& staged : view.parts) {
+    ASSERT_TRUE(acceptance->AddPart(staged->number, staged->part).ok());
+    for (std::int64_t c = ChunkCount(staged->part); c-- > 0;) {
+      const auto bytes = std::make_shared<std::string>();
+      const Chunk chunk = ChunkAt(staged->part, c);
+      bytes->assign(staged->data() + chunk.offset(staged->part), static_cast<std::size_t>(chunk.bytes()));
+      acceptance->WriteFromHost(staged->number, c, bytes->data(), bytes);
+    }
+  }
+  acceptance->SourceDone(view.committed_tokens);
+  const auto again = chunked.get_future().get();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(to.memory == expected);
+  EXPECT_EQ(again->bytes, result->bytes);
+
+  // A block that was never offered.
+  AcceptTarget more = target();
+  more.groups = {{0, 6, accepted}};
+  EXPECT_EQ(ReasonOf(Begin(opened->secret, std::move(more), kTransfer).result.get()),
+            "HANDOFF_BLOCK_NOT_OFFERED groups[0].block_ids[0]");
+  AcceptTarget other = target();
+  other.group_specs[0].bytes_per_block = 4096;
+  EXPECT_EQ(ReasonOf(Begin(opened->secret, std::move(other), kTransfer).result.get()),
+            "GEOMETRY_DIFFERS groups");
+}
+
 }  // namespace
 }  // namespace kvsummary
