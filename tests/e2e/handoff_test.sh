@@ -159,6 +159,29 @@ test_a_replay_that_is_interrupted_ends_its_daemon() {
   nothing_is_left a
 }
 
+# Either daemon is killed while requests go over: the replay ends with an error, and the other daemon has nothing left of it.
+killed_in_between() {
+  local victim=$2 other replay got=0
+  [[ $victim == a ]] && other=b || other=a
+  pair "$1"
+  "$summaryctl" --address="${address[a]}" replay --disaggregate --device=host --trace="$trace" --layers=23 \
+    --concurrency=2 --decode-address="${address[b]}" --decode-device=host > "$dir/replay.log" 2>&1 &
+  replay=$!
+  until [[ $(number b .handoff.accepted) -gt 1 ]]; do
+    kill -0 "$replay" || die "the replay ended early: $(cat "$dir/replay.log")"
+  done
+  stop "$victim" KILL
+  wait "$replay" || got=$?
+  [[ $got -eq 1 ]] || die "exit code $got: $(cat "$dir/replay.log")"
+  grep -qE 'UNAVAILABLE|PEER_UNREACHABLE' "$dir/replay.log" || die "no reason: $(cat "$dir/replay.log")"
+  until [[ $(number "$other" .handoff.offers) -eq 0 && $(number "$other" .handoff.staged_bytes) -eq 0 ]]; do :; done
+}
+
+test_the_source_is_killed_on_a_unix_socket() { killed_in_between unix a; }
+test_the_source_is_killed_on_tcp() { killed_in_between tcp a; }
+test_the_target_is_killed_on_a_unix_socket() { killed_in_between unix b; }
+test_the_target_is_killed_on_tcp() { killed_in_between tcp b; }
+
 test_only_peers_are_pulled_from() {
   on unix a
   on unix b
