@@ -82,9 +82,7 @@ std::optional<PublishResult> PrefixSessions::FindPublished(std::uint64_t session
                                                            std::uint64_t request_id) const {
   std::lock_guard lock(mutex_);
   if (!CheckLocked(session, name_space).ok()) return std::nullopt;
-  const auto& publishes = sessions_.at(session).publishes;
-  const auto publish = publishes.find(request_id);
-  return publish != publishes.end() ? publish->second : std::nullopt;
+  return publishes_.Find(session, request_id);
 }
 
 absl::StatusOr<std::optional<PublishResult>> PrefixSessions::BeginPublish(std::uint64_t session,
@@ -93,29 +91,12 @@ absl::StatusOr<std::optional<PublishResult>> PrefixSessions::BeginPublish(std::u
   if (request_id == 0) return std::nullopt;
   std::lock_guard lock(mutex_);
   if (auto s = CheckLocked(session, name_space); !s.ok()) return s;
-  const auto [publish, is_new] = sessions_.at(session).publishes.try_emplace(request_id, std::nullopt);
-  if (is_new || publish->second) return publish->second;
-  return Refuse(Reason::REQUEST_UNDER_WAY, "request_id",
-                absl::StrFormat("a call with request_id %d is under way", request_id));
+  return publishes_.Begin(session, request_id);
 }
 
 void PrefixSessions::EndPublish(std::uint64_t session, std::uint64_t request_id,
                                 const absl::StatusOr<PublishResult>& result) {
-  if (request_id == 0) return;
-  std::lock_guard lock(mutex_);
-  const auto it = sessions_.find(session);
-  if (it == sessions_.end()) return;
-  Entry& entry = it->second;
-  if (!result.ok()) {
-    entry.publishes.erase(request_id);
-    return;
-  }
-  entry.publishes[request_id] = *result;
-  entry.ended_publishes.push_back(request_id);
-  if (entry.ended_publishes.size() > kRememberedPublishes) {
-    entry.publishes.erase(entry.ended_publishes.front());
-    entry.ended_publishes.pop_front();
-  }
+  publishes_.End(session, request_id, result);
 }
 
 }  // namespace kvsummary

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,12 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/cache/cache.h"
+#include "server/rpc/remembered_calls.h"
 #include "server/session/buffer.h"
 #include "server/store/types.h"
 
 namespace kvsummary {
-
-inline constexpr std::size_t kRememberedPublishes = 1024;  // of a session
 
 class PrefixSessions {
  public:
@@ -59,8 +57,6 @@ class PrefixSessions {
   struct Entry {
     std::map<NamespaceId, std::vector<GroupSpec>> namespaces;
     std::map<std::tuple<NamespaceId, std::string, std::uint64_t>, Binding> bindings;  // by cache, generation
-    std::map<std::uint64_t, std::optional<PublishResult>> publishes;                  // nothing: under way
-    std::deque<std::uint64_t> ended_publishes;                                        // the oldest first
   };
 
   // Whether the session has declared the namespace. With mutex_ held.
@@ -68,6 +64,8 @@ class PrefixSessions {
 
   mutable std::mutex mutex_;
   std::map<std::uint64_t, Entry> sessions_;
+  RememberedCalls<PublishResult>
+      publishes_;  // begun and forgotten with mutex_ held: of declared sessions alone
 };
 
 }  // namespace kvsummary

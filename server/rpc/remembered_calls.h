@@ -34,7 +34,7 @@ class RememberedCalls {
     const auto [call, is_new] = sessions_[session].calls.emplace(request_id, std::nullopt);
     if (!is_new && !call->second) {
       return Refuse(Reason::REQUEST_UNDER_WAY, "request_id",
-                    absl::StrFormat("call %d of the session is under way", request_id));
+                    absl::StrFormat("a call with request_id %d is under way", request_id));
     }
     return call->second;
   }
