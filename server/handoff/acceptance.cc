@@ -249,7 +249,7 @@ void Acceptance::Run(std::int32_t number, std::int64_t first, std::int64_t count
                part]() mutable {
     auto moved = self->MoveNow(*part, chunk, data, from_host);
     hold.reset();
-    self->Written(number, taken, BytesOf(self->place_, *part, chunk), moved);
+    self->Written(number, taken, moved);
   };
   Queue(std::move(work));
 }
@@ -268,8 +268,8 @@ void Acceptance::Queue(Executor::Work work) {
 }
 
 // (executor)
-absl::StatusOr<std::chrono::nanoseconds> Acceptance::MoveNow(const Part& part, const Chunk& chunk,
-                                                             const char* data, bool from_host) {
+absl::StatusOr<MovedPart> Acceptance::MoveNow(const Part& part, const Chunk& chunk, const char* data,
+                                              bool from_host) {
   if (auto s = status(); !s.ok()) return s;
   absl::StatusOr<const char*> here = data;
   if (from_host) here = bounces_.Land(device(), data, chunk.bytes());
@@ -277,15 +277,14 @@ absl::StatusOr<std::chrono::nanoseconds> Acceptance::MoveNow(const Part& part, c
   return MovePart(device(), place_, part, chunk, const_cast<char*>(*here), Toward::kCache);
 }
 
-void Acceptance::Written(std::int32_t number, std::int64_t chunks, std::int64_t bytes,
-                         const absl::StatusOr<std::chrono::nanoseconds>& moved) {
+void Acceptance::Written(std::int32_t number, std::int64_t chunks, const absl::StatusOr<MovedPart>& moved) {
   std::unique_lock lock(mutex_);
   --under_way_;
   --queued_;
   status_.Update(moved.status());
   if (moved.ok()) {
-    accepted_.device_time += *moved;
-    accepted_.bytes += bytes;
+    accepted_.device_time += moved->time;
+    accepted_.bytes += moved->bytes;
     parts_[static_cast<std::size_t>(number)]->left -= chunks;
   }
   if (status_.ok() && !waiting_.empty()) {

@@ -120,11 +120,9 @@ class Acceptance : public std::enable_shared_from_this<Acceptance> {
   absl::Status CheckCoverage() const;
   void Run(std::int32_t number, std::int64_t first, std::int64_t count, const Chunk& chunk, const char* data,
            bool from_host, std::shared_ptr<const void> hold);
-  absl::StatusOr<std::chrono::nanoseconds> MoveNow(const Part& part, const Chunk& chunk, const char* data,
-                                                   bool from_host);
+  absl::StatusOr<MovedPart> MoveNow(const Part& part, const Chunk& chunk, const char* data, bool from_host);
   void Queue(Executor::Work work);
-  void Written(std::int32_t number, std::int64_t chunks, std::int64_t bytes,
-               const absl::StatusOr<std::chrono::nanoseconds>& moved);
+  void Written(std::int32_t number, std::int64_t chunks, const absl::StatusOr<MovedPart>& moved);
   // Calls done when it is time. With `lock` held, which it gives up.
   void EndIfOver(std::unique_lock<std::mutex> lock);
 

@@ -31,14 +31,14 @@ PageSet SetOf(std::uint8_t* base, std::int64_t blocks, const std::vector<PageVie
 
 }  // namespace
 
-absl::StatusOr<std::chrono::nanoseconds> MovePart(Device& device, const PartPlace& place, const Part& part,
-                                                  const Chunk& chunk, char* dense, Toward toward) {
+absl::StatusOr<MovedPart> MovePart(Device& device, const PartPlace& place, const Part& part,
+                                   const Chunk& chunk, char* dense, Toward toward) {
   if (auto s = place.cache->health(); !s.ok()) return s;
   auto* base = static_cast<std::uint8_t*>(place.cache->memory().data());
   if (part.kind == PartKind::kBlocks && place.bound != nullptr) {
     base = place.bound->groups[static_cast<std::size_t>(part.group)].base;
   }
-  std::chrono::nanoseconds time{0};
+  MovedPart done;
   for (const PageMoves& move : PlanMoves(place, part, chunk)) {
     const PageSet cache = SetOf(base, move.cache_blocks, move.cache_views, move.page_bytes);
     const PageSet array = SetOf(reinterpret_cast<std::uint8_t*>(dense), move.dense_ids.back() + 1,
@@ -47,17 +47,10 @@ absl::StatusOr<std::chrono::nanoseconds> MovePart(Device& device, const PartPlac
                            ? device.MovePages(cache, move.cache_ids, array, move.dense_ids)
                            : device.MovePages(array, move.dense_ids, cache, move.cache_ids);
     if (!moved.ok()) return moved.status();
-    time += *moved;
+    done.bytes += std::ssize(move.cache_ids) * move.page_bytes;
+    done.time += *moved;
   }
-  return time;
-}
-
-std::int64_t BytesOf(const PartPlace& place, const Part& part, const Chunk& chunk) {
-  std::int64_t bytes = 0;
-  for (const PageMoves& move : PlanMoves(place, part, chunk)) {
-    bytes += std::ssize(move.cache_ids) * move.page_bytes;
-  }
-  return bytes;
+  return done;
 }
 
 absl::Status CheckIds(std::span<const std::int64_t> ids, std::int64_t cache_blocks,

@@ -30,13 +30,17 @@ struct PartPlace {
 
 enum class Toward { kDense, kCache };
 
+// What a movement has done, and how long the device took.
+struct MovedPart {
+  std::int64_t bytes = 0;
+  std::chrono::nanoseconds time{0};
+};
+
 // (executor of `device`) Moves what the place has of a chunk, between the cache and the chunk's bytes at
-// `dense`, which the device can address. Answers how long the device took. Checks that the cache is still
+// `dense`, which the device can address. Checks that the cache is still
 // what it was.
-absl::StatusOr<std::chrono::nanoseconds> MovePart(Device& device, const PartPlace& place, const Part& part,
-                                                  const Chunk& chunk, char* dense, Toward toward);
-// Bytes that MovePart moves.
-std::int64_t BytesOf(const PartPlace& place, const Part& part, const Chunk& chunk);
+absl::StatusOr<MovedPart> MovePart(Device& device, const PartPlace& place, const Part& part,
+                                   const Chunk& chunk, char* dense, Toward toward);
 
 // Whether ids are blocks of a cache of so many, none the null block: NULL_BLOCK, BLOCK_OUT_OF_RANGE.
 absl::Status CheckIds(std::span<const std::int64_t> ids, std::int64_t cache_blocks, const std::string& field);

@@ -245,7 +245,7 @@ absl::Status Offers::Stage(Staging& staging) {
                           .rows_to = kMaxIndex};
     const auto moved = MovePart(cache.device(), place, part, WholePart(part), staged->data(), Toward::kDense);
     if (!moved.ok()) return moved.status();
-    staging.device_time += *moved;
+    staging.device_time += moved->time;
   }
   return absl::OkStatus();
 }
@@ -322,6 +322,7 @@ void Offers::Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>)
     if (auto s = Start(staging, work); !s.ok()) return s;
     entries_[entry->secret] = entry;
     secrets_[{entry->session, entry->number}] = entry->secret;
+    deadlines_.emplace(entry->deadline, entry->secret);
     ++stats_.offered;
     return absl::OkStatus();
   }();
@@ -387,6 +388,7 @@ std::shared_ptr<Offers::Entry> Offers::RemoveLocked(const std::string& secret, c
   auto found = entries_.extract(secret);
   if (found.empty()) return nullptr;
   secrets_.erase({found.mapped()->session, found.mapped()->number});
+  deadlines_.erase({found.mapped()->deadline, secret});
   ended_.push_back({secret, why, found.mapped()->transfers});
   if (ended_.size() > kRememberedOffers) ended_.pop_front();
   return std::move(found.mapped());
@@ -516,11 +518,10 @@ void Offers::Expire() {
   {
     const std::lock_guard lock(mutex_);
     const auto now = options_.now();
-    std::vector<std::string> secrets;
-    for (const auto& [secret, entry] : entries_) {
-      if (entry->deadline <= now) secrets.push_back(secret);
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      const std::string secret = deadlines_.begin()->second;
+      entries.push_back(RemoveLocked(secret, why));
     }
-    for (const std::string& secret : secrets) entries.push_back(RemoveLocked(secret, why));
     stats_.expired += std::ssize(entries);
   }
   for (const auto& entry : entries) Tell(*entry, why);
@@ -529,11 +530,10 @@ void Offers::Expire() {
 void Offers::Run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    auto next = Clock::time_point::max();
-    for (const auto& [secret, entry] : entries_) next = std::min(next, entry->deadline);
-    if (next == Clock::time_point::max()) {
+    if (deadlines_.empty()) {
       wake_.wait(lock);
     } else {
+      const Clock::time_point next = deadlines_.begin()->first;  // a copy: the set changes meanwhile
       wake_.wait_until(lock, next);
     }
     if (stopping_) return;

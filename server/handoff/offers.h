@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -211,8 +212,9 @@ class Offers {
   std::condition_variable wake_;
   bool stopping_ = false;
   std::uint64_t next_number_ = 1;
-  std::map<std::string, std::shared_ptr<Entry>> entries_;  // by secret
-  std::map<Key, std::string> secrets_;                     // of all entries
+  std::map<std::string, std::shared_ptr<Entry>> entries_;          // by secret
+  std::map<Key, std::string> secrets_;                             // of all entries
+  std::set<std::pair<Clock::time_point, std::string>> deadlines_;  // of all entries, with their secrets
   struct Ended {
     std::string secret;
     absl::Status why;

@@ -94,9 +94,12 @@ OfferFacts FromProto(const v1::PullAccepted& accepted) {
 }
 
 std::string BootId() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
-  return id;
+  static const std::string read = [] {  // the same for this process's life
+    std::string id;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+    return id;
+  }();
+  return read;
 }
 
 }  // namespace kvsummary
