@@ -52,12 +52,14 @@ void Executor::Run() {
   while (true) {
     wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    auto [work, bytes] = std::move(queue_.front());
-    queue_.pop_front();
-    ++taken_;
-    lock.unlock();
-    std::move(work)();
-    work = nullptr;  // what it held is freed before the next, and without the lock
+    const size_t bytes = queue_.front().bytes;
+    {
+      Work work = std::move(queue_.front().work);
+      queue_.pop_front();
+      ++taken_;
+      lock.unlock();
+      std::move(work)();
+    }  // what it held is freed before the next, and without the lock
     Poll();
     lock.lock();
     bytes_ -= bytes;
