@@ -57,7 +57,7 @@ class HandoffTest : public ::testing::Test {
     offers_->Open(std::move(args), [&](auto result) { opened.set_value(std::move(result)); });
     return opened.get_future().get();
   }
-  absl::StatusOr<std::int64_t> Append(std::uint64_t session, std::uint64_t number, Offers::PartArgs part) {
+  absl::StatusOr<std::int64_t> Append(std::uint64_t session, std::uint64_t number, Addition part) {
     std::promise<absl::StatusOr<std::int64_t>> appended;
     offers_->Append(session, number, std::move(part),
                     [&](auto result) { appended.set_value(std::move(result)); });
@@ -70,7 +70,7 @@ class HandoffTest : public ::testing::Test {
     args.part = {.layers = {0, cache->geometry().layers},
                  .committed_tokens = n,
                  .blocks = request.blocks,
-                 .tail = Offers::Tail{.ring_block = request.ring_block}};
+                 .tail = Addition::Tail{.ring_block = request.ring_block}};
     args.cache = std::move(cache);
     return args;
   }

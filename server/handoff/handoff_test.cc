@@ -148,7 +148,7 @@ TEST_F(HandoffBytesTest, LayersAndRegionsAsTheyComeWhileTheOtherSideReceives) {
                    .committed_tokens = 45,
                    .first_block = 1,
                    .blocks = {offered.blocks.begin() + 1, offered.blocks.end()},
-                   .tail = Offers::Tail{.ring_block = 1, .highest_stored = 44}});
+                   .tail = Addition::Tail{.ring_block = 1, .highest_stored = 44}});
   };
   EXPECT_EQ(ReasonOf(last({0, 2})), "HANDOFF_INCOMPLETE committed_tokens");
   EXPECT_TRUE(last({0, 3}).ok());

@@ -32,14 +32,8 @@ struct Offers::Entry {
   Clock::time_point deadline;
   std::shared_ptr<Offer> offer;
 
-  // What has been planned, of which the executor may have staged less.
-  struct Plan {
-    std::vector<std::int64_t> regions;                // by layer, from the first on
-    std::map<std::int32_t, std::int64_t> group_ends;  // first block that is not there, by group
-    std::int32_t parts = 0;
-    bool complete = false;
-  };
-  Plan plan;                              // with mutex_ held, as what follows
+  // With mutex_ held:
+  Progress progress;
   std::map<std::string, bool> transfers;  // by id: whether acknowledged
 };
 
@@ -48,43 +42,11 @@ struct Offers::Staging {
   std::shared_ptr<Entry> entry;
   std::shared_ptr<Cache> cache;
   std::shared_ptr<const BoundCache> bound;
-  PartArgs args;
-  Entry::Plan plan;  // the entry's, with them
-  std::vector<std::shared_ptr<StagedPart>> parts;
+  Addition addition;
+  Progress progress;  // the entry's, with them
+  std::vector<std::shared_ptr<const StagedPart>> parts;
   std::chrono::nanoseconds device_time{0};
 };
-
-absl::Status ReadChunk(const StagedPart& staged, const Chunk& chunk, std::string& bytes) {
-  const Arena& arena = *staged.extent.arena();
-  const Piece piece{staged.extent.offset() + chunk.offset(staged.part), chunk.bytes()};
-  bytes.resize(static_cast<std::size_t>(piece.bytes));
-  return arena.device().CopyOut(*arena.memory(), {&piece, 1}, bytes.data());
-}
-
-Offer::View Offer::Look(std::size_t from) const {
-  const std::lock_guard lock(mutex_);
-  View view;
-  for (std::size_t i = from; i < parts_.size(); ++i) view.parts.push_back(parts_[i]);
-  view.complete = complete_;
-  view.committed_tokens = committed_tokens_;
-  view.ended = ended_;
-  return view;
-}
-
-void Offer::Listen(Key key, std::function<void()> listener) {
-  const std::lock_guard lock(listeners_mutex_);
-  listeners_[key] = std::move(listener);
-}
-
-void Offer::Forget(Key key) {
-  const std::lock_guard lock(listeners_mutex_);
-  listeners_.erase(key);
-}
-
-void Offer::Tell() {
-  const std::lock_guard lock(listeners_mutex_);
-  for (const auto& [key, listener] : listeners_) listener();
-}
 
 Offers::Offers(const std::vector<std::unique_ptr<Device>>& devices, Options options)
     : options_(std::move(options)) {
@@ -117,129 +79,39 @@ Offers::~Offers() {
   }
 }
 
-// Checks a part against what there is already, and reserves its memory. With mutex_ held.
-absl::Status Offers::PlanPart(const Entry& entry, PartArgs args, Staging& staging) {
-  const CacheGeometry& g = entry.geometry;
-  const std::int64_t n = args.committed_tokens;
-  if (args.layers.first < 0 || args.layers.count < 1 || args.layers.first > g.layers - args.layers.count) {
-    return Refuse(Reason::LAYERS_OUT_OF_RANGE, "layers",
-                  absl::StrFormat("layers %d + %d are not a range of the cache's %d", args.layers.first,
-                                  args.layers.count, g.layers));
-  }
-  if (n < 0 || n > kMaxIndex) {
-    return Refuse(Reason::POSITION_OUT_OF_RANGE, "committed_tokens",
-                  absl::StrFormat("committed_tokens is %d, not between 0 and 2^31 - 1", n));
-  }
-  const std::int64_t before = entry.plan.regions[static_cast<std::size_t>(args.layers.first)];
-  const std::int64_t regions = n / kRegionTokens;
-  std::vector<std::int64_t> after = entry.plan.regions;
-  for (int l = args.layers.first; l < args.layers.first + args.layers.count; ++l) {
-    const std::int64_t has = entry.plan.regions[static_cast<std::size_t>(l)];
-    if (has != before || has > regions) {
-      return Refuse(Reason::HANDOFF_INCOMPLETE, "committed_tokens",
-                    absl::StrFormat("layer %d has %d regions so far: a part of %d regions needs layers of as "
-                                    "many, at most its own (layer %d: %d)",
-                                    l, has, regions, args.layers.first, before));
-    }
-    after[static_cast<std::size_t>(l)] = regions;
-  }
-  const RequestBlocks blocks{args.first_block, args.blocks};
-  if (auto s = CheckBlocks(g, blocks, before, regions, "block_ids"); !s.ok()) return s;
-
-  std::vector<Part> parts;
-  if (regions > before) {
-    parts.push_back({.kind = PartKind::kSummaries,
-                     .layers = args.layers,
-                     .first = before,
-                     .count = regions - before,
-                     .unit_bytes = kSummaryBytes});
-  }
-  auto group_ends = entry.plan.group_ends;
-  std::set<std::int32_t> named;
-  for (std::size_t i = 0; i < args.groups.size(); ++i) {
-    const Group& group = args.groups[i];
-    const std::string field = absl::StrFormat("groups[%d]", i);
-    if (auto s = CheckGroup(staging.bound.get(), entry.offer->groups(), group.group, field); !s.ok())
-      return s;
-    if (auto s = CheckIds(group.blocks, staging.bound->blocks, field + ".block_ids"); !s.ok()) return s;
-    std::int64_t& end = group_ends[group.group];
-    if (group.first < end || group.first > kMaxIndex) {
-      return Refuse(
-          Reason::COUNT_OUT_OF_RANGE, field + ".first_block_index",
-          absl::StrFormat("first_block_index is %d; the group has blocks up to %d", group.first, end));
-    }
-    if (!named.insert(group.group).second) {
-      return Refuse(Reason::GROUP_OUT_OF_RANGE, field + ".group", "the group is named twice");
-    }
-    if (group.blocks.empty()) continue;
-    end = group.first + std::ssize(group.blocks);
-    parts.push_back(
-        {.kind = PartKind::kBlocks,
-         .first = group.first,
-         .count = std::ssize(group.blocks),
-         .unit_bytes = entry.offer->groups()[static_cast<std::size_t>(group.group)].bytes_per_block,
-         .group = group.group});
-  }
-  if (args.tail) {
-    const auto short_of = std::find_if(after.begin(), after.end(), [&](auto has) { return has != regions; });
-    if (short_of != after.end()) {
-      return Refuse(Reason::HANDOFF_INCOMPLETE, "committed_tokens",
-                    absl::StrFormat("layer %d has %d regions; the request's last part ends with %d",
-                                    short_of - after.begin(), *short_of, regions));
-    }
-    if (auto s = CheckRingBlock(g, args.tail->ring_block, "ring"); !s.ok()) return s;
-    const std::int64_t highest = args.tail->highest_stored.value_or(std::max<std::int64_t>(0, n - 1 + g.k));
-    if (highest < n - 1 || highest > kMaxIndex) {
-      return Refuse(
-          Reason::POSITION_OUT_OF_RANGE, "highest_stored_position",
-          absl::StrFormat("highest_stored_position is %d, not between %d and 2^31 - 1", highest, n - 1));
-    }
-    auto positions = TailPositions(n, entry.back_off, highest, g.capacity);
-    if (!positions.empty()) {
-      const std::int64_t count = std::ssize(positions);
-      parts.push_back({.kind = PartKind::kRows,
-                       .layers = {0, g.layers},
-                       .count = count,
-                       .unit_bytes = kRowBytes,
-                       .positions = std::move(positions)});
-    }
-  }
-  if (entry.plan.parts + std::ssize(parts) > kMaxOfferParts) {
-    return Refuse(Reason::HANDOFF_LIMIT, "",
-                  absl::StrFormat("an offer has at most %d parts", kMaxOfferParts));
-  }
-
-  for (Part& part : parts) {
+// Plans an addition, and reserves its memory. With mutex_ held.
+absl::Status Offers::Plan(const Entry& entry, Addition addition, Staging& staging) {
+  const OfferedCache from{entry.geometry, staging.bound.get(), entry.offer->groups(), entry.back_off};
+  auto planned = PlanAddition(from, entry.progress, addition);
+  if (!planned.ok()) return planned.status();
+  for (Part& part : planned->parts) {
     auto extent = entry.arena->Reserve(part.bytes());
     if (!extent.ok()) return extent.status();
     auto staged = std::make_shared<StagedPart>();
-    staged->number = entry.plan.parts + static_cast<std::int32_t>(staging.parts.size());
+    staged->number = entry.progress.parts + static_cast<std::int32_t>(staging.parts.size());
     staged->part = std::move(part);
     staged->extent = *std::move(extent);
     staging.parts.push_back(std::move(staged));
   }
-  staging.plan = {.regions = std::move(after),
-                  .group_ends = std::move(group_ends),
-                  .parts = entry.plan.parts + static_cast<std::int32_t>(staging.parts.size()),
-                  .complete = args.tail.has_value()};
-  staging.args = std::move(args);
+  staging.progress = std::move(planned->progress);
+  staging.addition = std::move(addition);
   return absl::OkStatus();
 }
-
 // (executor) Copies the parts' bytes out of the cache.
 absl::Status Offers::Stage(Staging& staging) {
   const Entry& entry = *staging.entry;
+  const Addition& addition = staging.addition;
   Cache& cache = *staging.cache;
   if (auto s = entry.arena->Prepare(); !s.ok()) return s;
   std::map<std::int32_t, RequestBlocks> groups;
-  for (const Group& group : staging.args.groups) groups[group.group] = {group.first, group.blocks};
+  for (const Addition::Group& group : addition.groups) groups[group.group] = {group.first, group.blocks};
   for (const auto& staged : staging.parts) {
     const Part& part = staged->part;
     const PartPlace place{.cache = &cache,
                           .bound = staging.bound.get(),
-                          .blocks = {staging.args.first_block, staging.args.blocks},
+                          .blocks = {addition.first_block, addition.blocks},
                           .groups = groups,
-                          .ring_block = staging.args.tail ? staging.args.tail->ring_block : 0,
+                          .ring_block = addition.tail ? addition.tail->ring_block : 0,
                           .regions = part.first + part.count,
                           .rows_from = 0,
                           .rows_to = kMaxIndex};
@@ -254,8 +126,8 @@ absl::Status Offers::Stage(Staging& staging) {
 absl::Status Offers::Start(const std::shared_ptr<Staging>& staging, absl::AnyInvocable<void() &&> work) {
   Entry& entry = *staging->entry;
   if (auto s = staging->cache->device().executor().Submit(std::move(work)); !s.ok()) return s;
-  entry.plan = staging->plan;
-  if (entry.plan.complete) entry.bound = nullptr;
+  entry.progress = staging->progress;
+  if (entry.progress.complete) entry.bound = nullptr;
   return absl::OkStatus();
 }
 
@@ -270,7 +142,7 @@ void Offers::Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>)
                   .secret = entry.secret,
                   .lifetime = entry.lifetime,
                   .staged_bytes = *bytes,
-                  .committed_tokens = staging->plan.complete ? staging->args.committed_tokens : -1,
+                  .committed_tokens = staging->progress.complete ? staging->addition.committed_tokens : -1,
                   .device_time = staging->device_time};
     std::move (*held)(std::move(opened));
   };
@@ -306,7 +178,7 @@ void Offers::Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>)
     entry->lifetime = as_long_as_possible ? options_.lifetime : args.lifetime;
     entry->deadline = options_.now() + entry->lifetime;
     const CacheGeometry& g = entry->geometry;
-    entry->plan.regions.resize(static_cast<std::size_t>(g.layers));
+    entry->progress.regions.resize(static_cast<std::size_t>(g.layers));
     entry->offer =
         std::make_shared<Offer>(args.cache->device(), g.layers, g.block_size, std::move(args.group_specs));
     staging->entry = entry;
@@ -318,7 +190,7 @@ void Offers::Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>)
       return Refuse(Reason::HANDOFF_LIMIT, "", absl::StrFormat("the daemon has %d offers", kMaxOffers));
     }
     entry->number = next_number_++;
-    if (auto s = PlanPart(*entry, std::move(args.part), *staging); !s.ok()) return s;
+    if (auto s = Plan(*entry, std::move(args.part), *staging); !s.ok()) return s;
     if (auto s = Start(staging, work); !s.ok()) return s;
     entries_[entry->secret] = entry;
     secrets_[{entry->session, entry->number}] = entry->secret;
@@ -330,7 +202,7 @@ void Offers::Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>)
   wake_.notify_all();
 }
 
-void Offers::Append(std::uint64_t session, std::uint64_t number, PartArgs part,
+void Offers::Append(std::uint64_t session, std::uint64_t number, Addition part,
                     absl::AnyInvocable<void(absl::StatusOr<std::int64_t>) &&> done) {
   auto staging = std::make_shared<Staging>();
   auto held = std::make_shared<decltype(done)>(std::move(done));
@@ -345,11 +217,11 @@ void Offers::Append(std::uint64_t session, std::uint64_t number, PartArgs part,
     if (staging->cache == nullptr) {
       return Refuse(Reason::CACHE_NOT_FOUND, "offer_id", "the cache that the offer is of has been deleted");
     }
-    if (staging->entry->plan.complete) {
+    if (staging->entry->progress.complete) {
       return Refuse(Reason::HANDOFF_COMPLETE, "offer_id",
                     absl::StrFormat("offer %d has had its last part", number));
     }
-    if (auto s = PlanPart(*staging->entry, std::move(part), *staging); !s.ok()) return s;
+    if (auto s = Plan(*staging->entry, std::move(part), *staging); !s.ok()) return s;
     return Start(staging, [this, staging, held] { std::move (*held)(Publish(*staging)); });
   }();
   if (!refused.ok()) std::move (*held)(refused);
@@ -358,30 +230,19 @@ void Offers::Append(std::uint64_t session, std::uint64_t number, PartArgs part,
 // (executor) Stages a part and shows it, or ends the offer. Answers what is staged of the offer.
 absl::StatusOr<std::int64_t> Offers::Publish(Staging& staging) {
   Entry& entry = *staging.entry;
-  Offer& offer = *entry.offer;
   const absl::Status staged = Stage(staging);
   staging.cache = nullptr;
   staging.bound = nullptr;
-  const std::vector<std::shared_ptr<StagedPart>> parts = std::move(staging.parts);
+  const std::vector<std::shared_ptr<const StagedPart>> parts = std::move(staging.parts);
   if (!staged.ok()) {
     {
       const std::lock_guard lock(mutex_);
       RemoveLocked(entry.secret, staged);
     }
-    Tell(entry, staged);
+    entry.offer->End(staged);
     return staged;
   }
-  std::int64_t bytes = 0;
-  {
-    const std::lock_guard lock(offer.mutex_);
-    if (!offer.ended_.ok()) return offer.ended_;
-    offer.parts_.insert(offer.parts_.end(), parts.begin(), parts.end());
-    offer.complete_ = staging.plan.complete;
-    offer.committed_tokens_ = staging.args.committed_tokens;
-    for (const auto& part : offer.parts_) bytes += part->part.bytes();
-  }
-  offer.Tell();
-  return bytes;
+  return entry.offer->Add(parts, staging.progress.complete, staging.addition.committed_tokens);
 }
 
 std::shared_ptr<Offers::Entry> Offers::RemoveLocked(const std::string& secret, const absl::Status& why) {
@@ -392,16 +253,6 @@ std::shared_ptr<Offers::Entry> Offers::RemoveLocked(const std::string& secret, c
   ended_.push_back({secret, why, found.mapped()->transfers});
   if (ended_.size() > kRememberedOffers) ended_.pop_front();
   return std::move(found.mapped());
-}
-
-void Offers::Tell(Entry& entry, const absl::Status& why) {
-  Offer& offer = *entry.offer;
-  {
-    const std::lock_guard lock(offer.mutex_);
-    if (offer.ended_.ok()) offer.ended_ = why;
-    offer.parts_.clear();  // pullers keep what they read
-  }
-  offer.Tell();
 }
 
 void Offers::Cancel(std::uint64_t session, std::uint64_t number) {
@@ -424,7 +275,7 @@ void Offers::Cancel(const std::string& secret) {
     if (entry == nullptr) return;
     ++stats_.cancelled;
   }
-  Tell(*entry, why);
+  entry->offer->End(why);
 }
 
 void Offers::EndSession(std::uint64_t session) {
@@ -440,7 +291,7 @@ void Offers::EndSession(std::uint64_t session) {
     for (const std::string& secret : secrets) entries.push_back(RemoveLocked(secret, why));
     stats_.cancelled += std::ssize(entries);
   }
-  for (const auto& entry : entries) Tell(*entry, why);
+  for (const auto& entry : entries) entry->offer->End(why);
 }
 
 absl::StatusOr<std::shared_ptr<Offers::Entry>> Offers::FindLocked(const std::string& secret) const {
@@ -508,7 +359,7 @@ absl::Status Offers::Acknowledge(const std::string& secret, const std::string& t
     gone = RemoveLocked(secret, why);
     ++stats_.completed;
   }
-  Tell(*gone, why);
+  gone->offer->End(why);
   return absl::OkStatus();
 }
 
@@ -524,7 +375,7 @@ void Offers::Expire() {
     }
     stats_.expired += std::ssize(entries);
   }
-  for (const auto& entry : entries) Tell(*entry, why);
+  for (const auto& entry : entries) entry->offer->End(why);
 }
 
 void Offers::Run() {
@@ -533,8 +384,7 @@ void Offers::Run() {
     if (deadlines_.empty()) {
       wake_.wait(lock);
     } else {
-      const Clock::time_point next = deadlines_.begin()->first;  // a copy: the set changes meanwhile
-      wake_.wait_until(lock, next);
+      wake_.wait_for(lock, deadlines_.begin()->first - options_.now());
     }
     if (stopping_) return;
     lock.unlock();

@@ -18,10 +18,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -29,70 +27,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/cache/cache.h"
+#include "server/handoff/addition.h"
 #include "server/handoff/arena.h"
-#include "server/handoff/plan.h"
+#include "server/handoff/offer.h"
 #include "server/store/types.h"
 
 namespace kvsummary {
 
 inline constexpr int kMaxOffers = 4096;    // of a daemon
 inline constexpr int kMaxConsumers = 256;  // of an offer
-
-// Bytes of an offer, immutable. Keeps them.
-struct StagedPart {
-  std::int32_t number = 0;
-  Part part;
-  Arena::Extent extent;
-  // Where they lie, addressable by the arena's device.
-  char* data() const { return static_cast<char*>(extent.arena()->memory()->data()) + extent.offset(); }
-};
-
-// (executor of the arena's device) A chunk's bytes.
-absl::Status ReadChunk(const StagedPart& staged, const Chunk& chunk, std::string& bytes);
-
-// What a puller sees of an offer.
-class Offer {
- public:
-  // Parts from one on, and how it stands.
-  struct View {
-    std::vector<std::shared_ptr<const StagedPart>> parts;
-    bool complete = false;              // no more parts will come
-    std::int64_t committed_tokens = 0;  // when complete
-    absl::Status ended;                 // not OK: why it has ended; nobody waits for more
-  };
-
-  // `device` is where its parts lie.
-  Offer(Device& device, std::int32_t layers, std::int32_t block_size, std::vector<GroupSpec> groups)
-      : device_(device), layers_(layers), block_size_(block_size), groups_(std::move(groups)) {}
-
-  Device& device() const { return device_; }
-  std::int32_t layers() const { return layers_; }
-  std::int32_t block_size() const { return block_size_; }
-  // Of the namespace whose groups it may have blocks of; none without one.
-  const std::vector<GroupSpec>& groups() const { return groups_; }
-  View Look(std::size_t from) const;
-  // Calls `listener` after every change, on the thread that makes it; it must not call Listen or Forget. Not
-  // any more when Forget has returned.
-  using Key = std::pair<const void*, std::uint32_t>;  // whoever listens, and his number for it
-  void Listen(Key key, std::function<void()> listener);
-  void Forget(Key key);
-
- private:
-  friend class Offers;
-  void Tell();
-
-  Device& device_;
-  const std::int32_t layers_;
-  const std::int32_t block_size_;
-  const std::vector<GroupSpec> groups_;
-  mutable std::mutex mutex_;  // of what View has
-  std::vector<std::shared_ptr<const StagedPart>> parts_;
-  bool complete_ = false;
-  std::int64_t committed_tokens_ = 0;
-  absl::Status ended_;
-  std::mutex listeners_mutex_;
-  std::map<Key, std::function<void()>> listeners_;
-};
 
 class Offers {
  public:
@@ -104,27 +47,6 @@ class Offers {
     std::function<Clock::time_point()> now = Clock::now;
   };
 
-  // What ends a request: where its rows are.
-  struct Tail {
-    std::int64_t ring_block = 0;
-    std::optional<std::int64_t> highest_stored = std::nullopt;  // nothing: committed_tokens - 1 + k
-  };
-
-  struct Group {
-    std::int32_t group = 0;
-    std::int64_t first = 0;
-    std::vector<std::int64_t> blocks;
-  };
-
-  struct PartArgs {
-    LayerSpan layers;
-    std::int64_t committed_tokens = 0;  // of these layers, so far
-    std::int64_t first_block = 0;       // of `blocks`, in the request
-    std::vector<std::int64_t> blocks;
-    std::vector<Group> groups = {};
-    std::optional<Tail> tail = std::nullopt;  // nothing: more parts follow
-  };
-
   struct OpenArgs {
     std::uint64_t session = 0;
     std::shared_ptr<Cache> cache;
@@ -134,7 +56,7 @@ class Offers {
     bool detached = false;
     std::chrono::milliseconds lifetime{0};  // 0: the default
     std::int64_t back_off = kDefaultBackOff;
-    PartArgs part;
+    Addition part;
   };
 
   struct Opened {
@@ -143,8 +65,8 @@ class Offers {
     std::chrono::milliseconds lifetime{0};
     std::int64_t staged_bytes = 0;
     std::int64_t committed_tokens = -1;  // when it is complete
-    std::chrono::nanoseconds device_time{
-        0};  // of the movement into staging memory, as the device measures it
+    // Of the movement into staging memory, as the device measures it.
+    std::chrono::nanoseconds device_time{0};
   };
 
   struct Stats {
@@ -165,7 +87,7 @@ class Offers {
   void Open(OpenArgs args, absl::AnyInvocable<void(absl::StatusOr<Opened>) &&> done);
   // Adds a part; answers the bytes that are staged of the offer. HANDOFF_NOT_FOUND, HANDOFF_COMPLETE,
   // HANDOFF_INCOMPLETE, and as Open. When a device fails the offer ends.
-  void Append(std::uint64_t session, std::uint64_t number, PartArgs part,
+  void Append(std::uint64_t session, std::uint64_t number, Addition part,
               absl::AnyInvocable<void(absl::StatusOr<std::int64_t>) &&> done);
   // Of the cache that it is of. HANDOFF_NOT_FOUND.
   absl::StatusOr<CacheGeometry> GeometryOf(std::uint64_t session, std::uint64_t number) const;
@@ -193,7 +115,7 @@ class Offers {
   using Key = std::pair<std::uint64_t, std::uint64_t>;  // session, number
 
   // With mutex_ held.
-  static absl::Status PlanPart(const Entry& entry, PartArgs args, Staging& staging);
+  static absl::Status Plan(const Entry& entry, Addition addition, Staging& staging);
   absl::Status Start(const std::shared_ptr<Staging>& staging, absl::AnyInvocable<void() &&> work);
   std::shared_ptr<Entry> RemoveLocked(const std::string& secret, const absl::Status& why);
   absl::StatusOr<std::shared_ptr<Entry>> FindLocked(const std::string& secret) const;
@@ -202,8 +124,6 @@ class Offers {
   static absl::Status Stage(Staging& staging);
   absl::StatusOr<std::int64_t> Publish(Staging& staging);
 
-  // Tells the pullers of an offer that was removed. With no lock held.
-  static void Tell(Entry& entry, const absl::Status& why);
   void Run();
 
   const Options options_;

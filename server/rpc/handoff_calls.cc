@@ -24,8 +24,8 @@ absl::StatusOr<std::int64_t> RingBlock(const CacheGeometry& geometry, bool prese
   return ring.base() / geometry.rows_per_block();
 }
 
-std::vector<Offers::Group> ToGroups(const google::protobuf::RepeatedPtrField<v1::HandoffGroup>& groups) {
-  std::vector<Offers::Group> out;
+std::vector<Addition::Group> ToGroups(const google::protobuf::RepeatedPtrField<v1::HandoffGroup>& groups) {
+  std::vector<Addition::Group> out;
   for (const v1::HandoffGroup& group : groups) {
     out.push_back(
         {group.group(), group.first_block_index(), {group.block_ids().begin(), group.block_ids().end()}});
@@ -39,8 +39,8 @@ LayerSpan ToLayers(bool present, const v1::LayerRange& layers, const CacheGeomet
 }
 
 template <typename Request>
-absl::StatusOr<std::optional<Offers::Tail>> ToTail(const Request& request, bool last,
-                                                   const CacheGeometry& geometry) {
+absl::StatusOr<std::optional<Addition::Tail>> ToTail(const Request& request, bool last,
+                                                     const CacheGeometry& geometry) {
   if (!last) {
     if (request.has_ring() || request.has_highest_stored_position()) {
       return Refuse(Reason::FIELD_MISSING, request.has_ring() ? "ring" : "highest_stored_position",
@@ -50,7 +50,7 @@ absl::StatusOr<std::optional<Offers::Tail>> ToTail(const Request& request, bool 
   }
   const auto block = RingBlock(geometry, request.has_ring(), request.ring());
   if (!block.ok()) return block.status();
-  Offers::Tail tail{.ring_block = *block};
+  Addition::Tail tail{.ring_block = *block};
   if (request.has_highest_stored_position()) tail.highest_stored = request.highest_stored_position();
   return tail;
 }
@@ -110,18 +110,18 @@ absl::StatusOr<Offers::OpenArgs> ToOpenArgs(const ServiceContext& context, const
   return args;
 }
 
-absl::StatusOr<Offers::PartArgs> ToPartArgs(const ServiceContext& context, std::uint64_t session,
-                                            const v1::AppendRequest& request) {
+absl::StatusOr<Addition> ToPartArgs(const ServiceContext& context, std::uint64_t session,
+                                    const v1::AppendRequest& request) {
   const auto geometry = context.offers.GeometryOf(session, request.offer_id());
   if (!geometry.ok()) return geometry.status();
   auto tail = ToTail(request, request.last(), *geometry);
   if (!tail.ok()) return tail.status();
-  return Offers::PartArgs{.layers = ToLayers(request.has_layers(), request.layers(), *geometry),
-                          .committed_tokens = request.committed_tokens(),
-                          .first_block = request.first_block_index(),
-                          .blocks = {request.block_ids().begin(), request.block_ids().end()},
-                          .groups = ToGroups(request.groups()),
-                          .tail = *std::move(tail)};
+  return Addition{.layers = ToLayers(request.has_layers(), request.layers(), *geometry),
+                  .committed_tokens = request.committed_tokens(),
+                  .first_block = request.first_block_index(),
+                  .blocks = {request.block_ids().begin(), request.block_ids().end()},
+                  .groups = ToGroups(request.groups()),
+                  .tail = *std::move(tail)};
 }
 
 absl::StatusOr<AcceptTarget> ToTarget(const ServiceContext& context, const Session& session,
@@ -136,7 +136,7 @@ absl::StatusOr<AcceptTarget> ToTarget(const ServiceContext& context, const Sessi
                       .resume = request.resume_position(),
                       .bound = std::move(found->bound),
                       .group_specs = std::move(found->specs)};
-  for (Offers::Group& group : ToGroups(request.groups())) {
+  for (Addition::Group& group : ToGroups(request.groups())) {
     target.groups.push_back({group.group, group.first, std::move(group.blocks)});
   }
   if (auto s = Acceptance::Check(target); !s.ok()) return s;

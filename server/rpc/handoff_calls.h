@@ -14,8 +14,8 @@ namespace kvsummary {
 
 absl::StatusOr<Offers::OpenArgs> ToOpenArgs(const ServiceContext& context, const Session& session,
                                             const v1::OfferRequest& request);
-absl::StatusOr<Offers::PartArgs> ToPartArgs(const ServiceContext& context, std::uint64_t session,
-                                            const v1::AppendRequest& request);
+absl::StatusOr<Addition> ToPartArgs(const ServiceContext& context, std::uint64_t session,
+                                    const v1::AppendRequest& request);
 // Checked.
 absl::StatusOr<AcceptTarget> ToTarget(const ServiceContext& context, const Session& session,
                                       const v1::AcceptRequest& request);
