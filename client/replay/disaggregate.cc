@@ -4,11 +4,11 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/replay/pending_handoff.h"
 #include "client/replay/rows.h"
 #include "client/replay/update_call.h"
 
@@ -16,28 +16,6 @@ namespace kvsummary {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr int kResumePositions = 3;  // n, n - 1 and n - 2 in turn
-
-double MicrosecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
-// Where a request is in a cache.
-struct Lane {
-  CacheGeometry geometry;
-  std::int64_t ring_block = 0;
-  std::vector<std::int64_t> blocks;  // all that the lane has
-};
-
-// The i-th of `lanes`; blocks of lanes alternate, so that none are neighbours.
-Lane MakeLane(const CacheGeometry& geometry, std::int64_t lanes, std::int64_t i) {
-  Lane lane{.geometry = geometry, .ring_block = 1 + i, .blocks = {}};
-  for (std::int64_t block = 1 + i; block <= (geometry.blocks - 1) / lanes * lanes; block += lanes) {
-    lane.blocks.push_back(block);
-  }
-  return lane;
-}
 
 // A cache and its updates, which take turns.
 struct Side {
@@ -65,74 +43,6 @@ struct Common {
   std::int64_t finished = 0;       // requests
   std::int64_t done = 0;           // their tokens
   absl::Status status = {};
-};
-
-// The answer to an Accept, and when it came.
-struct Accepted {
-  absl::StatusOr<AcceptResult> result;
-  double us = 0;
-  Clock::time_point end;
-};
-
-// A request that is offered, with the place it goes to. One that is not finished is cancelled.
-class Pending {
- public:
-  Pending(HandoffPath& path, std::int64_t index, const TraceRequest& request, const Lane& lane)
-      : path_(path),
-        index_(index),
-        request_(request),
-        lane_(lane),
-        resume_(std::max<std::int64_t>(request.input_length - index % kResumePositions, 0)) {}
-  ~Pending() {
-    // An error is of no use here: the offer ends with its time, too.
-    if (!accepted_ && offer_.offer_id != 0) path_.Cancel(offer_.offer_id).IgnoreError();
-    if (accepting_.joinable()) accepting_.join();
-  }
-  Pending(const Pending&) = delete;
-  Pending& operator=(const Pending&) = delete;
-
-  std::int64_t index() const { return index_; }
-  const TraceRequest& request() const { return request_; }
-  const Lane& lane() const { return lane_; }
-  std::int64_t resume() const { return resume_; }
-  const HandoffOffer& offer() const { return offer_; }
-
-  void SetOffer(HandoffOffer offer) { offer_ = std::move(offer); }
-  double offer_us = 0;                           // what Offer has taken
-  std::optional<Clock::time_point> last_append;  // layer-wise: when the last Append began
-
-  // Accepts on a thread of its own.
-  void StartAccept() {
-    accepting_ = std::thread([this] { accepted_on_thread_ = Accept(); });
-  }
-  // Waits for that, or accepts now.
-  Accepted FinishAccept() {
-    Accepted accepted = [this] {
-      if (!accepting_.joinable()) return Accept();
-      accepting_.join();
-      return *std::move(accepted_on_thread_);
-    }();
-    accepted_ = accepted.result.ok();
-    return accepted;
-  }
-
- private:
-  Accepted Accept() {
-    const auto start = Clock::now();
-    auto result = path_.Accept(
-        offer_.handoff, {.resume_position = resume_, .blocks = lane_.blocks, .ring_block = lane_.ring_block});
-    return {std::move(result), MicrosecondsSince(start), Clock::now()};
-  }
-
-  HandoffPath& path_;
-  const std::int64_t index_;
-  const TraceRequest& request_;
-  const Lane& lane_;
-  const std::int64_t resume_;
-  HandoffOffer offer_;
-  bool accepted_ = false;
-  std::optional<Accepted> accepted_on_thread_;
-  std::thread accepting_;
 };
 
 void AppendRow(const Lane& lane, std::int64_t position, RowKey key, PlannedUpdate& update) {
@@ -166,10 +76,10 @@ class Worker {
 
  private:
   absl::Status RunAll() {
-    std::unique_ptr<Pending> offered;
+    std::unique_ptr<PendingHandoff> offered;
     for (std::int64_t turn = 0;; ++turn) {
       if (common_.stopped()) return absl::OkStatus();
-      std::unique_ptr<Pending> next;
+      std::unique_ptr<PendingHandoff> next;
       if (const std::int64_t index = common_.next++; index < std::ssize(common_.requests)) {
         auto made = Prefill(index, decode_lanes_[static_cast<std::size_t>(turn % 2)]);
         if (!made.ok()) return made.status();
@@ -184,9 +94,9 @@ class Worker {
   }
 
   // Prefills a request and offers it.
-  absl::StatusOr<std::unique_ptr<Pending>> Prefill(std::int64_t index, const Lane& target) {
+  absl::StatusOr<std::unique_ptr<PendingHandoff>> Prefill(std::int64_t index, const Lane& target) {
     const TraceRequest& request = common_.requests[static_cast<std::size_t>(index)];
-    auto pending = std::make_unique<Pending>(common_.path, index, request, target);
+    auto pending = std::make_unique<PendingHandoff>(common_.path, index, request, target);
     const std::int64_t prompt = request.input_length;
     for (std::int64_t first = 0; first < prompt; first += options_.chunk_tokens) {
       const std::int64_t end = std::min(prompt, first + options_.chunk_tokens);
@@ -206,21 +116,21 @@ class Worker {
     return pending;
   }
 
-  absl::Status OfferAll(std::int64_t tokens, Pending& pending) {
+  absl::Status OfferAll(std::int64_t tokens, PendingHandoff& pending) {
     return Offer(
         {.committed_tokens = tokens, .blocks = prefill_lane_.blocks, .ring_block = prefill_lane_.ring_block},
         pending);
   }
 
   // Offers what the first `tokens` have closed, and starts to accept it.
-  absl::Status OfferFirst(std::int64_t tokens, Pending& pending) {
+  absl::Status OfferFirst(std::int64_t tokens, PendingHandoff& pending) {
     auto status = Offer({.committed_tokens = tokens, .blocks = prefill_lane_.blocks, .more = true}, pending);
     if (status.ok()) pending.StartAccept();
     return status;
   }
 
   // Appends what tokens [first, end) have closed, half of the layers after the other.
-  absl::Status AppendChunk(std::int64_t first, std::int64_t end, const Pending& pending) {
+  absl::Status AppendChunk(std::int64_t first, std::int64_t end, const PendingHandoff& pending) {
     const std::int32_t layers = options_.prefill.layers;
     for (const LayerSpan half : {LayerSpan{0, layers / 2}, LayerSpan{layers / 2, layers - layers / 2}}) {
       if (half.count == 0) continue;  // of one layer
@@ -232,7 +142,7 @@ class Worker {
     return absl::OkStatus();
   }
 
-  absl::Status AppendLast(std::int64_t tokens, Pending& pending) {
+  absl::Status AppendLast(std::int64_t tokens, PendingHandoff& pending) {
     pending.last_append = Clock::now();
     return Append({.committed_tokens = tokens,
                    .offered_tokens = tokens,
@@ -241,7 +151,7 @@ class Worker {
                   pending);
   }
 
-  absl::Status Offer(const OfferedRequest& offered, Pending& pending) {
+  absl::Status Offer(const OfferedRequest& offered, PendingHandoff& pending) {
     const auto start = Clock::now();
     auto offer = common_.path.Offer(offered);
     if (!offer.ok()) return offer.status();
@@ -251,7 +161,7 @@ class Worker {
     return absl::OkStatus();
   }
 
-  absl::Status Append(const AppendedPart& part, const Pending& pending) {
+  absl::Status Append(const AppendedPart& part, const PendingHandoff& pending) {
     const auto start = Clock::now();
     const auto staged = common_.path.Append(pending.offer().offer_id, part);
     if (!staged.ok()) return staged.status();
@@ -260,8 +170,8 @@ class Worker {
   }
 
   // Accepts a request, and decodes it to its end.
-  absl::Status Finish(Pending& pending) {
-    const Accepted accepted = pending.FinishAccept();
+  absl::Status Finish(PendingHandoff& pending) {
+    const PendingHandoff::Accepted accepted = pending.FinishAccept();
     if (!accepted.result.ok()) return accepted.result.status();
     if (auto status = Count(pending, accepted); !status.ok()) return status;
     if (auto status = Check(pending, pending.resume()); !status.ok()) return status;
@@ -277,7 +187,7 @@ class Worker {
     return absl::OkStatus();
   }
 
-  absl::Status Count(const Pending& pending, const Accepted& accepted) {
+  absl::Status Count(const PendingHandoff& pending, const PendingHandoff::Accepted& accepted) {
     const AcceptResult& result = *accepted.result;
     const std::int64_t regions = pending.resume() / kRegionTokens;
     const std::int64_t bytes =
@@ -305,7 +215,7 @@ class Worker {
     return absl::OkStatus();
   }
 
-  absl::Status Decode(const Pending& pending) {
+  absl::Status Decode(const PendingHandoff& pending) {
     const TraceRequest& request = pending.request();
     const std::int32_t k = options_.decode.k;
     std::int64_t attempt = 0;
@@ -336,7 +246,7 @@ class Worker {
   }
 
   // Compares what the decode side has of the request's first `rows` positions.
-  absl::Status Check(const Pending& pending, std::int64_t rows) {
+  absl::Status Check(const PendingHandoff& pending, std::int64_t rows) {
     const std::int64_t block_size = options_.decode.block_size;
     const std::vector<std::int64_t>& blocks = pending.lane().blocks;
     const FinishedRequest state{
