@@ -35,7 +35,7 @@ absl::StatusOr<NamespaceId> Catalog::Declare(std::uint64_t session, const Namesp
     return ns.id;
   }
   ForgetUnused();
-  if (namespaces_.size() >= static_cast<std::size_t>(kMaxNamespaces)) {
+  if (namespaces_.size() >= static_cast<std::size_t>(kMaxNamespaces) && !ForgetOldest()) {
     return Refuse(Reason::NAMESPACE_LIMIT, "",
                   absl::StrFormat("there are %d namespaces already", namespaces_.size()));
   }
@@ -247,7 +247,11 @@ void Catalog::EndSession(std::uint64_t session) {
   for (PublishPlan* plan : publishes_) plan->session_ended |= plan->args.session == session;
   for (LoadPlan* plan : loads_) plan->session_ended |= plan->args.session == session;
   if (const auto declared = declared_.find(session); declared != declared_.end()) {
-    for (const NamespaceId id : declared->second) namespaces_.at(id)->sessions.erase(session);
+    for (const NamespaceId id : declared->second) {
+      Namespace& ns = *namespaces_.at(id);
+      ns.sessions.erase(session);
+      if (ns.sessions.empty()) ns.left = ++left_;
+    }
     declared_.erase(declared);
   }
   ForgetUnused();
@@ -269,6 +273,22 @@ void Catalog::ForgetUnused() {
     keys_to_ids_.erase(ns.spec.key);
     it = namespaces_.erase(it);
   }
+}
+
+bool Catalog::ForgetOldest() {
+  std::vector<Namespace*> unused;
+  for (const auto& [id, ns] : namespaces_) {
+    if (ns->sessions.empty()) unused.push_back(ns.get());
+  }
+  std::sort(unused.begin(), unused.end(), [](auto* a, auto* b) { return a->left < b->left; });
+  for (Namespace* ns : unused) {
+    while (DropOldestOf(*ns)) {
+    }
+    if (ns->used_bytes > 0 || ns->visible > 0) continue;  // some are being copied down
+    ForgetUnused();
+    return true;
+  }
+  return false;
 }
 
 void Catalog::AddEvent(Namespace& ns, StoreEvent event) {

@@ -59,6 +59,7 @@ struct Namespace : std::enable_shared_from_this<Namespace> {
   std::vector<Group> groups;
   EventLog events;
   absl::flat_hash_set<std::uint64_t> sessions;
+  std::uint64_t left = 0;       // with no session: when its last one ended, in the catalog's count of that
   std::int64_t used_bytes = 0;  // slots in all tiers
   std::int64_t visible = 0;
 };
@@ -241,6 +242,8 @@ class Catalog {
   void UnpinLease(const Lease& lease);
   absl::Status AddSession(Namespace& ns, std::uint64_t session);
   void ForgetUnused();
+  // Drops the pages of the namespace that has had no session for the longest time. False: all have some.
+  bool ForgetOldest();
   void AddEvent(Namespace& ns, StoreEvent event);
   void FlushRemoved();
 
@@ -290,6 +293,7 @@ class Catalog {
   std::vector<Tier> tiers_;
   std::uint64_t clock_ = 0;  // of the policies
   std::uint64_t next_namespace_ = 1;
+  std::uint64_t left_ = 0;  // times that a namespace's last session has ended
   // Of the next namespace's events: above all of those that have been forgotten, one of which may have been
   // its earlier life. Who resumes that one's stream then hears of a gap, and misses nothing.
   std::uint64_t first_sequence_;

@@ -1,6 +1,8 @@
 // Who may see what, and how much of it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "server/error.h"
@@ -155,6 +157,48 @@ TEST_F(NamespacesTest, ASessionDeclaresAShareOfAllNamespaces) {
   for (int i = 0; i < kMaxNamespacesPerSession - 1; ++i) EXPECT_TRUE(declare(session, made++).ok());
   EXPECT_EQ(RefusalReason(declare(session, made)), "SESSION_LIMIT");
   EXPECT_EQ(store_->ListNamespaces().size(), static_cast<std::size_t>(kMaxNamespaces) - 1);
+}
+
+// Tenants come and go, and their pages stay: not those of who has been away for the longest time.
+TEST_F(NamespacesTest, PagesThatNobodyUsesKeepNoNewNamespaceOut) {
+  Make({.host_bytes = 1 << 20});
+  const auto salted = [](int i) {
+    NamespaceSpec spec = SimpleSpec();
+    spec.key.salt = std::to_string(i);
+    return spec;
+  };
+  const auto fill = [&](std::uint64_t session, int i) {
+    const NamespaceSpec spec = salted(i);
+    Store(Declare(spec, session), spec, device(0), 1, 4, session);
+  };
+  fill(10, 0);
+  fill(11, 1);
+  fill(11, 2);
+  fill(12, 3);
+  store_->EndSession(11);
+  store_->EndSession(10);
+  int made = 4;
+  for (std::uint64_t session = 100; made < kMaxNamespaces; ++session) {
+    for (int i = 0; i < kMaxNamespacesPerSession && made < kMaxNamespaces; ++i)
+      Declare(salted(made++), session);
+  }
+  ASSERT_EQ(store_->stats().pages, 16);
+  const auto declare = [&] { return store_->Declare(50, salted(made++)).status(); };
+  const auto there = [&](int i) {
+    const auto list = store_->ListNamespaces();
+    return std::any_of(list.begin(), list.end(),
+                       [&](const auto& n) { return n.spec.key.salt == std::to_string(i); });
+  };
+  // Those of session 11 went first, then that of 10; 12 is still there.
+  EXPECT_TRUE(declare().ok());
+  EXPECT_TRUE(declare().ok());
+  EXPECT_TRUE(there(0) && !there(1) && !there(2) && there(3));
+  EXPECT_TRUE(declare().ok());
+  EXPECT_FALSE(there(0));
+  EXPECT_EQ(store_->stats().pages, 4);
+  EXPECT_EQ(store_->stats().tiers[0].evicted_pages, 12);
+  EXPECT_EQ(RefusalReason(declare()), "NAMESPACE_LIMIT");
+  EXPECT_EQ(store_->Check(), std::vector<std::string>{});
 }
 
 }  // namespace

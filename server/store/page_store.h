@@ -77,7 +77,8 @@ class PageStore {
   // same id for the same key and groups. NAMESPACE_DIFFERS when the key exists with other groups or width,
   // NAMESPACE_LIMIT, SESSION_LIMIT when the session has too many, NAME_INVALID, BLOCK_SIZE_INVALID,
   // COUNT_OUT_OF_RANGE, HASH_WIDTH_INVALID, GROUP_INVALID.
-  // A namespace that has neither pages nor sessions is forgotten.
+  // A namespace that has neither pages nor sessions is forgotten; where there are too many, that which has
+  // had no session for the longest time loses its pages.
   absl::StatusOr<NamespaceId> Declare(std::uint64_t session, const NamespaceSpec& spec);
 
   // Checks a cache's views against the namespace: VIEW_MISMATCH (views of another sum of bytes, too many,
