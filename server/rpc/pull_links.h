@@ -48,6 +48,7 @@ class PullLinks {
     bool mapped() const { return mapped_; }
 
    private:
+    friend class IncomingPull;
     friend class PullLink;
     Pulling() = default;
     std::shared_ptr<PullLink> link_;

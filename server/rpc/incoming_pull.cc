@@ -1,0 +1,176 @@
+#include "server/rpc/incoming_pull.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "server/checksum.h"
+#include "server/error.h"
+#include "server/rpc/handoff_wire.h"
+#include "server/rpc/pull_link.h"
+
+namespace kvsummary {
+namespace {
+
+constexpr std::int64_t kMaxDamaged = 16;  // chunks of one hand-off
+constexpr std::int64_t kMaxOffset = std::int64_t{1} << 60;
+
+// What a chunk takes of the credit; the source's word, within bounds.
+std::int64_t CreditOf(const v1::PullResponse& message) {
+  const auto bytes =
+      std::max(static_cast<std::int64_t>(message.chunk().data().size()), message.chunk().size_bytes());
+  return std::clamp<std::int64_t>(bytes, 0, kChunkBytes);
+}
+
+}  // namespace
+
+HeldMessage::~HeldMessage() {
+  if (const std::int64_t bytes = CreditOf(*message_); bytes > 0) link_->GiveCredit(stream_, bytes);
+}
+
+v1::PullRequest IncomingPull::Begin(const std::string& secret, const std::string& transfer) const {
+  v1::PullRequest request;
+  v1::PullBegin* begin = request.mutable_begin();
+  begin->set_pull(number_);
+  begin->set_offer_secret(secret);
+  begin->set_transfer_id(transfer);
+  begin->set_regions(acceptance_->wanted().regions);
+  for (const auto& [group, run] : acceptance_->wanted().blocks) {
+    auto* blocks = begin->add_blocks();
+    blocks->set_group(group);
+    blocks->set_first(run.first);
+    blocks->set_count(run.count);
+  }
+  for (const Acceptance::HeldRun& run : acceptance_->Held()) {
+    auto* held = begin->add_held();
+    held->set_part(run.part);
+    held->set_first(run.first);
+    held->set_count(run.count);
+  }
+  if (ways_.same_host) begin->add_transports(v1::HANDOFF_TRANSPORT_SAME_HOST);
+  if (ways_.ucx) begin->add_transports(v1::HANDOFF_TRANSPORT_UCX);
+  begin->set_device_uuid(acceptance_->device().uuid());
+  return request;
+}
+
+void IncomingPull::Take(const std::shared_ptr<HeldMessage>& message) {
+  const auto pulling = pulling_.lock();
+  if (pulling == nullptr) return;  // it ends
+  switch ((*message)->message_case()) {
+    case v1::PullResponse::kAccepted:
+      return TakeAccepted((*message)->accepted(), *pulling);
+    case v1::PullResponse::kPart:
+      return TakePart((*message)->part());
+    case v1::PullResponse::kChunk:
+      return TakeChunk(message, *pulling);
+    case v1::PullResponse::kDone:
+      return acceptance_->SourceDone((*message)->done().committed_tokens());
+    case v1::PullResponse::kFailed:
+      return TakeFailed((*message)->failed());
+    case v1::PullResponse::MESSAGE_NOT_SET:
+      return Malformed("", "message is of no kind");
+  }
+}
+
+void IncomingPull::Malformed(std::string_view field, std::string_view what) {
+  acceptance_->Fail(Refuse(Reason::MESSAGE_MALFORMED, field, absl::StrFormat("the source's %s", what)));
+}
+
+void IncomingPull::TakeFailed(const v1::PullFailed& failed) {
+  const absl::Status why = FromProto(failed);
+  if (!ucx_.peer.empty() && RefusalReason(why) == ReasonName(Reason::PEER_UNREACHABLE)) {
+    return link_->FallBack(number_, v1::HANDOFF_TRANSPORT_UCX, std::string(why.message()));
+  }
+  acceptance_->Fail(why);
+}
+
+void IncomingPull::TakeAccepted(const v1::PullAccepted& accepted, PullLinks::Pulling& pulling) {
+  const auto way = accepted.transport();
+  const bool offered = way == v1::HANDOFF_TRANSPORT_GRPC ||
+                       (way == v1::HANDOFF_TRANSPORT_SAME_HOST && ways_.same_host) ||
+                       (way == v1::HANDOFF_TRANSPORT_UCX && ways_.ucx);
+  if (!offered) return Malformed("accepted.transport", "way was not offered to it");
+  if (!acceptance_->Begin(FromProto(accepted)).ok()) return;
+  pulling.transport_ = way;
+  if (way == v1::HANDOFF_TRANSPORT_UCX) {
+    if (auto s = link_->options().peers.Check(accepted.ucx_address()); !s.ok()) {
+      return link_->FallBack(number_, way,
+                             absl::StrFormat("--peers does not allow its UCX at %s", accepted.ucx_address()));
+    }
+    ucx_ = {accepted.ucx_address(), accepted.ucx_token(), accepted.ucx_staging()};
+  }
+  if (way == v1::HANDOFF_TRANSPORT_SAME_HOST) {
+    auto view = std::make_shared<PeerMemory::View>(memory_.Open(accepted, acceptance_->device()));
+    if (!*view) return link_->FallBack(number_, way, "its memory cannot be mapped");
+    view_ = std::move(view);
+    pulling.mapped_ = true;
+  }
+}
+
+void IncomingPull::TakePart(const v1::PullPart& part) {
+  const std::int32_t number = part.part();
+  if (!acceptance_->AddPart(number, FromProto(part)).ok()) return;
+  if (!ucx_.peer.empty()) {
+    if (part.offset_bytes() < 0 || part.offset_bytes() > kMaxOffset) {
+      return Malformed("part.offset_bytes", "part leaves its memory");
+    }
+    offsets_[number] = part.offset_bytes();
+    return;
+  }
+  if (view_ == nullptr) return;
+  const Part* known = acceptance_->FindPart(number);
+  if (part.offset_bytes() < 0 || part.offset_bytes() > view_->bytes - known->bytes()) {
+    return Malformed("part.offset_bytes", "part leaves its memory");
+  }
+  if (view_->memory != nullptr) {
+    return acceptance_->WritePart(
+        number, static_cast<const char*>(view_->memory->data()) + part.offset_bytes(), view_);
+  }
+  const char* data = view_->mapping->data() + part.offset_bytes();
+  if (!acceptance_->device().pins_host_memory()) return acceptance_->WritePart(number, data, view_);
+  for (std::int64_t c = 0; c < ChunkCount(*known); ++c) {
+    acceptance_->WriteFromHost(number, c, data + ChunkAt(*known, c).offset(*known), view_);
+  }
+}
+
+void IncomingPull::TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLinks::Pulling& pulling) {
+  const v1::PullChunk& chunk = (*message)->chunk();
+  const std::int64_t bytes = acceptance_->BytesOfChunk(chunk.part(), chunk.chunk());
+  if (ucx_.peer.empty() || bytes == 0) return CheckChunk(message, chunk.data(), pulling);
+  UcxTransport::Place place = ucx_;
+  const Part& part = *acceptance_->FindPart(chunk.part());
+  place.offset = offsets_[chunk.part()] + ChunkAt(part, chunk.chunk()).offset(part);
+  link_->options().ucx->Fetch(place, bytes,
+                              [self = shared_from_this(), message](absl::StatusOr<std::string> fetched) {
+                                const auto pulling = self->pulling_.lock();
+                                if (pulling == nullptr) return;
+                                if (!fetched.ok()) {
+                                  return self->link_->FallBack(self->number_, v1::HANDOFF_TRANSPORT_UCX,
+                                                               std::string(fetched.status().message()));
+                                }
+                                message->fetched = *std::move(fetched);
+                                self->CheckChunk(message, message->fetched, *pulling);
+                              });
+}
+
+void IncomingPull::CheckChunk(const std::shared_ptr<HeldMessage>& message, const std::string& data,
+                              PullLinks::Pulling& pulling) {
+  const v1::PullChunk& chunk = (*message)->chunk();
+  if (acceptance_->BytesOfChunk(chunk.part(), chunk.chunk()) == static_cast<std::int64_t>(data.size()) &&
+      ChunkChecksum(chunk.part(), chunk.chunk(), data.data(), data.size()) == chunk.checksum()) {
+    return acceptance_->WriteFromHost(chunk.part(), chunk.chunk(), data.data(), message);
+  }
+  ++link_->stats().handoff_damaged_chunks;
+  if (++pulling.damaged_ > kMaxDamaged) {
+    return acceptance_->Fail(Refuse(Reason::CHUNK_DAMAGED, "handoff",
+                                    absl::StrFormat("chunk %d of part %d, and %d before it, came damaged",
+                                                    chunk.chunk(), chunk.part(), kMaxDamaged)));
+  }
+  v1::PullRequest again;
+  again.mutable_again()->set_pull(number_);
+  again.mutable_again()->set_part(chunk.part());
+  again.mutable_again()->set_chunk(chunk.chunk());
+  link_->SendOf(number_, std::move(again));
+}
+
+}  // namespace kvsummary

@@ -1,0 +1,108 @@
+// All that is pulled from one other daemon: over one stream, which is opened anew when it breaks for as long
+// as there is something to pull. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kvsummary/v1/handoff.grpc.pb.h"
+#include "server/handoff/acceptance.h"
+#include "server/ops/stats.h"
+#include "server/rpc/peer_memory.h"
+#include "server/rpc/pull_links.h"
+
+namespace kvsummary {
+
+class IncomingPull;
+class PullStream;
+
+class PullLink : public std::enable_shared_from_this<PullLink> {
+ public:
+  PullLink(std::string address, const PullLinks::Options& options, Stats& stats);
+
+  std::shared_ptr<PullLinks::Pulling> Pull(const std::string& secret, const std::string& transfer,
+                                           std::shared_ptr<Acceptance> acceptance);
+  void Acknowledge(const std::string& secret, const std::string& transfer,
+                   std::function<void(absl::Status)> done);
+  // Ends the stream, unless something is being pulled; whether it does.
+  bool CloseIfIdle();
+  // Whether nothing of it is under way.
+  bool closed() const;
+  // Ends the stream, and returns when nothing of it is left.
+  void Close();
+
+  // For what is being pulled.
+  const PullLinks::Options& options() const { return options_; }
+  Stats& stats() { return stats_; }
+  // Of Pulling: it wants no more.
+  void End(std::uint64_t key);
+  // Begins a pull again, over the stream alone: the way that it took has failed, and is not taken for a
+  // while.
+  void FallBack(std::uint32_t number, v1::HandoffTransport failed, const std::string& why);
+  // Sends a request, if its pull is still one of the stream's.
+  void SendOf(std::uint32_t number, v1::PullRequest request);
+  // Of messages that came on a stream: lets the source send as many bytes more.
+  void GiveCredit(std::uint64_t stream, std::int64_t bytes);
+
+  // For streams. A message; on the stream's thread.
+  void Take(PullStream* stream, std::shared_ptr<v1::PullResponse> message);
+  // It cannot be used any more.
+  void Broken(PullStream* stream);
+  // It is over, and nothing of it is left. `heard`: something had come.
+  void Ended(const grpc::Status& status, bool heard);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Entry {
+    std::string secret;
+    std::string transfer;
+    std::shared_ptr<Acceptance> acceptance;
+    std::weak_ptr<PullLinks::Pulling> pulling;
+    std::uint32_t number = 0;  // in the present stream; 0: none
+    bool same_host = true;     // what may be tried
+    bool ucx = true;
+  };
+  // A pull of the present stream.
+  struct Numbered {
+    std::uint64_t key = 0;
+    std::shared_ptr<IncomingPull> incoming;
+  };
+
+  // With mutex_ held.
+  void OpenLocked();
+  void BeginLocked(std::uint64_t key, Entry& entry);
+  void ReopenLocked();
+
+  const std::string address_;
+  const PullLinks::Options options_;
+  Stats& stats_;
+  const std::string boot_id_;
+  const std::unique_ptr<v1::HandoffService::Stub> stub_;
+  PeerMemory memory_;
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  bool closed_ = false;
+  bool waiting_ = false;          // for the time to open a stream again
+  int streams_ = 0;               // that are not done
+  PullStream* stream_ = nullptr;  // that can be used
+  std::uint64_t opened_ = 0;      // streams
+  std::uint64_t next_key_ = 1;
+  std::uint32_t next_number_ = 1;
+  std::map<std::uint64_t, Entry> pulls_;       // by key
+  std::map<std::uint32_t, Numbered> numbers_;  // by number
+  Clock::time_point no_same_host_until_;
+  Clock::time_point no_ucx_until_;
+  std::int64_t owed_ = 0;    // credit
+  Clock::time_point heard_;  // when the source last said something
+  std::chrono::milliseconds delay_;
+};
+
+}  // namespace kvsummary
