@@ -6,53 +6,21 @@
 #include <charconv>
 #include <optional>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "server/error.h"
+#include "server/handoff/address.h"
 
 namespace kvsummary {
 namespace {
 
 constexpr std::string_view kUnix = "unix:";
 
-struct HostPort {
-  std::string host;  // without brackets
-  std::string port;  // empty: none
-};
-
 bool IsNumber(std::string_view text, int least, int most) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size() && text[0] != '-' && value >= least &&
          value <= most;
-}
-
-// HOST, HOST:PORT, [V6] or [V6]:PORT, and V6 without a port.
-std::optional<HostPort> Split(std::string_view text) {
-  HostPort result;
-  std::string_view rest;
-  if (text.starts_with('[')) {
-    const std::size_t end = text.find(']');
-    if (end == std::string_view::npos) return std::nullopt;
-    result.host = text.substr(1, end - 1);
-    rest = text.substr(end + 1);
-    if (!rest.empty() && !rest.starts_with(':')) return std::nullopt;
-  } else {
-    const std::size_t colon = text.find(':');
-    const bool v6 = colon != std::string_view::npos && text.find(':', colon + 1) != std::string_view::npos;
-    result.host = v6 ? text : text.substr(0, colon);
-    rest = v6 || colon == std::string_view::npos ? std::string_view() : text.substr(colon);
-  }
-  if (!rest.empty()) {
-    if (!IsNumber(rest.substr(1), 1, 65535)) return std::nullopt;
-    result.port = rest.substr(1);
-  }
-  const bool good = !result.host.empty() && std::all_of(result.host.begin(), result.host.end(), [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-' || c == '_' || c == ':';
-  });
-  if (!good) return std::nullopt;
-  return result;
 }
 
 struct Literal {
@@ -89,7 +57,7 @@ absl::Status Peers::Allow(std::string_view entry) {
     return absl::OkStatus();
   }
   const std::size_t slash = entry.find('/');
-  const auto split = Split(entry.substr(0, slash));
+  const auto split = SplitHostPort(entry.substr(0, slash));
   if (!split)
     return absl::InvalidArgumentError("must be unix:/PATH, HOST, HOST:PORT, ADDRESS or ADDRESS/BITS");
   const auto literal = ParseLiteral(split->host);
@@ -119,7 +87,7 @@ absl::Status Peers::Check(std::string_view address) const {
   if (address.starts_with(kUnix)) {
     return std::find(paths_.begin(), paths_.end(), address) != paths_.end() ? absl::OkStatus() : refused;
   }
-  const auto split = Split(address);
+  const auto split = SplitHostPort(address);
   if (!split || split->port.empty()) return refused;
   const auto port_fits = [&](const std::string& port) { return port.empty() || port == split->port; };
   const auto literal = ParseLiteral(split->host);

@@ -21,6 +21,9 @@ class Peers {
   // Whether a hand-off's address is allowed. Only unix:/PATH and HOST:PORT are. HANDOFF_PEER_NOT_ALLOWED.
   absl::Status Check(std::string_view address) const;
 
+  // Whether some are reached over TCP.
+  bool any_host() const { return !networks_.empty() || !names_.empty(); }
+
  private:
   struct Network {
     int family = 0;
