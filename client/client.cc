@@ -7,13 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "client/client_impl.h"
 #include "client/status.h"
+#include "client/tls_credentials.h"
 #include "client/unary_call.h"
 #include "client/update_message.h"
 
 namespace kvsummary {
 namespace {
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsFiles& tls) {
   // Held for the life of the process: gRPC's own shutdown, when its last object goes, can wait ten seconds
   // for its poller.
   static const bool initialised = (grpc_init(), true);
@@ -27,7 +28,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, CredentialsFor(address, TcpCredentials(tls)), arguments);
 }
 
 absl::StatusOr<v1::UpdateResult> SendUpdate(const Client::Options& options, v1::UpdateService::Stub& stub,
@@ -116,7 +117,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address, const Options& options) {
-  const auto channel = MakeChannel(address);
+  if (!options.tls.cert.empty() && options.tls.ca.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("tls.cert=", options.tls.cert, ": needs tls.ca"));
+  }
+  if (auto s = CheckTlsFiles(options.tls, {"tls.ca", "tls.cert", "tls.key"}); !s.ok()) return s;
+  const auto channel = MakeChannel(address, options.tls);
   const bool connected =
       channel->WaitForConnected(std::chrono::system_clock::now() + options.connect_timeout);
   auto impl = std::make_unique<Impl>(channel, options);
@@ -125,7 +130,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
     v1::GetConfigResponse response;
     const auto status =
         Call(options, impl->admin, &v1::AdminService::Stub::GetConfig, v1::GetConfigRequest(), &response);
-    return absl::UnavailableError(absl::StrCat("no daemon answers at ", address, " within ",
+    return absl::UnavailableError(absl::StrCat("no daemon answers at ", address,
+                                               HowDialled(address, options.tls), " within ",
                                                options.connect_timeout.count(), " ms: ", status.message()));
   }
   return std::unique_ptr<Client>(new Client(std::move(impl)));

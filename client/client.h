@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/prefix.h"
+#include "client/tls.h"
 #include "kernels/layout.h"
 
 namespace kvsummary {
@@ -102,9 +103,11 @@ class Client {
     std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
     std::chrono::milliseconds timeout = std::chrono::seconds(60);  // of each message
     std::int64_t max_message_bytes = 4 << 20;                      // gRPC's default
+    TlsFiles tls = {};                                             // over TCP, where it has a CA
   };
 
   // `address` is "unix:PATH" or "HOST:PORT". Waits for the daemon up to connect_timeout; UNAVAILABLE after.
+  // INVALID_ARGUMENT names a file of `tls` that cannot be used.
   // Each client is a connection of its own; it connects again by itself when the daemon comes back.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address, const Options& options);
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address);

@@ -244,5 +244,16 @@ TEST_F(ClientTest, WritePagesIsSplitByBlocksAndLayers) {
   EXPECT_EQ(ReasonOf(client_->WritePages(wide, blocks, {2, 3}, pages)), "LAYERS_OUT_OF_RANGE");
 }
 
+TEST(ClientTlsTest, FilesThatCannotBeUsedAreNamedBeforeAnybodyIsDialled) {
+  const auto error = [](const TlsFiles& tls) {
+    const auto client = Client::Connect("127.0.0.1:1", {.tls = tls});
+    EXPECT_EQ(client.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(client.status().message());
+  };
+  EXPECT_EQ(error({.ca = "/none"}), "tls.ca=/none: cannot be read: No such file or directory");
+  EXPECT_EQ(error({.cert = "/c", .key = "/k"}), "tls.cert=/c: needs tls.ca");
+  EXPECT_EQ(error({.ca = "/a", .key = "/k"}), "tls.key=/k: needs tls.cert");
+}
+
 }  // namespace
 }  // namespace kvsummary

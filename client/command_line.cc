@@ -59,10 +59,12 @@ const Command* FindCommand(std::span<const Command> commands, const std::string&
 }
 
 const Flag* FindFlag(const Command& command, const std::string& name) {
-  if (name == kAddressFlag.name) return &kAddressFlag;
-  const auto found = std::find_if(command.flags.begin(), command.flags.end(),
-                                  [&](const Flag& flag) { return flag.name == name; });
-  return found == command.flags.end() ? nullptr : &*found;
+  for (const std::vector<Flag>* flags : {&kCommonFlags, &command.flags}) {
+    const auto found =
+        std::find_if(flags->begin(), flags->end(), [&](const Flag& flag) { return flag.name == name; });
+    if (found != flags->end()) return &*found;
+  }
+  return nullptr;
 }
 
 // Before the command is known, a flag takes a value unless it is a switch of some command.
@@ -74,8 +76,10 @@ bool IsSwitch(std::span<const Command> commands, const std::string& name) {
 }
 
 std::string KnownFlags(const Command& command) {
-  std::vector<std::string> names{absl::StrCat("--", kAddressFlag.name)};
-  for (const Flag& flag : command.flags) names.push_back(absl::StrCat("--", flag.name));
+  std::vector<std::string> names;
+  for (const std::vector<Flag>* flags : {&kCommonFlags, &command.flags}) {
+    for (const Flag& flag : *flags) names.push_back(absl::StrCat("--", flag.name));
+  }
   return absl::StrJoin(names, " ");
 }
 
@@ -137,7 +141,7 @@ absl::Status SetFlags(const Tokens& tokens, Invocation* invocation) {
       return absl::InvalidArgumentError(absl::StrCat("--", name, "=", value, ": ", status.message()));
     }
   }
-  invocation->flags.emplace(kAddressFlag.name, kAddressFlag.fallback);
+  for (const Flag& flag : kCommonFlags) invocation->flags.emplace(flag.name, flag.fallback);
   for (const Flag& flag : command.flags) {
     if (flag.fallback != nullptr) {
       invocation->flags.emplace(flag.name, flag.fallback);
@@ -166,11 +170,20 @@ std::string FlagHelp(const Flag& flag) {
   return absl::StrFormat("  %-24s %s%s\n", name, flag.help, note);
 }
 
+std::string FlagsHelp(const std::vector<Flag>& flags) {
+  std::string text;
+  for (const Flag& flag : flags) absl::StrAppend(&text, FlagHelp(flag));
+  return text;
+}
+
 }  // namespace
 
-const Flag kAddressFlag{
-    "address", "ADDRESS", "",
-    "unix:PATH or HOST:PORT (default $SUMMARYD_ADDRESS, else unix:/run/summaryd/summaryd.sock)"};
+const std::vector<Flag> kCommonFlags{
+    {"address", "ADDRESS", "",
+     "unix:PATH or HOST:PORT (default $SUMMARYD_ADDRESS, else unix:/run/summaryd/summaryd.sock)"},
+    {"tls-ca", "FILE", "", "TLS to HOST:PORT, whose certificate one of these has signed; in PEM"},
+    {"tls-cert", "FILE", "", "with --tls-ca and --tls-key: this side's certificate"},
+    {"tls-key", "FILE", "", "the key of --tls-cert"}};
 
 absl::Status AnyText(const std::string&) { return absl::OkStatus(); }
 
@@ -201,9 +214,17 @@ std::vector<std::int64_t> Invocation::List(const std::string& flag) const { retu
 LayerSpan Invocation::Layers(const std::string& flag) const { return *ParseLayers(Text(flag)); }
 
 std::string Invocation::Address() const {
-  if (Given(kAddressFlag.name)) return Text(kAddressFlag.name);
+  if (Given("address")) return Text("address");
   const char* variable = std::getenv("SUMMARYD_ADDRESS");
   return variable != nullptr && variable[0] != '\0' ? variable : kDefaultAddress;
+}
+
+TlsFiles Invocation::Tls() const {
+  return {.ca = Text("tls-ca"), .cert = Text("tls-cert"), .key = Text("tls-key")};
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Invocation::Connect(const std::string& address) const {
+  return Client::Connect(address, {.tls = Tls()});
 }
 
 absl::StatusOr<Invocation> ParseCommandLine(std::span<const Command> commands,
@@ -226,6 +247,12 @@ absl::StatusOr<Invocation> ParseCommandLine(std::span<const Command> commands,
   }
   if (invocation.help) return invocation;
   if (auto status = SetFlags(*tokens, &invocation); !status.ok()) return status;
+  for (const auto& [flag, other] :
+       {std::pair{"tls-cert", "tls-ca"}, {"tls-cert", "tls-key"}, {"tls-key", "tls-cert"}}) {
+    if (invocation.Given(flag) && !invocation.Given(other)) {
+      return absl::InvalidArgumentError(absl::StrCat("--", flag, " needs --", other));
+    }
+  }
   invocation.files.assign(words.begin() + 1, words.end());
   const bool takes_files = invocation.command->files[0] != '\0';
   if (!takes_files && !invocation.files.empty()) {
@@ -244,7 +271,7 @@ std::string Help(std::span<const Command> commands) {
   for (const Command& command : commands) {
     absl::StrAppendFormat(&text, "  %-14s %s\n", command.name, command.summary);
   }
-  absl::StrAppend(&text, "\nflags of every command:\n", FlagHelp(kAddressFlag),
+  absl::StrAppend(&text, "\nflags of every command:\n", FlagsHelp(kCommonFlags),
                   "\n\"summaryctl help COMMAND\" tells a command's flags.\n");
   return text;
 }
@@ -253,8 +280,7 @@ std::string Help(const Command& command) {
   std::string text =
       absl::StrCat("usage: summaryctl ", command.name, " [FLAGS]", command.files[0] == '\0' ? "" : " ",
                    command.files, "\n", command.summary, "\n\nflags:\n");
-  for (const Flag& flag : command.flags) absl::StrAppend(&text, FlagHelp(flag));
-  absl::StrAppend(&text, FlagHelp(kAddressFlag));
+  absl::StrAppend(&text, FlagsHelp(command.flags), FlagsHelp(kCommonFlags));
   return text;
 }
 

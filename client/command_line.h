@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,8 +45,8 @@ struct Command {
   int (*run)(const Invocation&);  // returns the exit code
 };
 
-// The flag that every command has: where the daemon listens.
-extern const Flag kAddressFlag;
+// The flags that every command has: where the daemon listens, and TLS.
+extern const std::vector<Flag> kCommonFlags;
 
 // A command with the values of all its flags. Getters require that the flag exists with such a check.
 struct Invocation {
@@ -65,6 +66,11 @@ struct Invocation {
 
   // --address, $SUMMARYD_ADDRESS, or the default.
   std::string Address() const;
+  // --tls-ca, --tls-cert and --tls-key.
+  TlsFiles Tls() const;
+  // To this address, or to Address(), with Tls().
+  absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address) const;
+  absl::StatusOr<std::unique_ptr<Client>> Connect() const { return Connect(Address()); }
 };
 
 // INVALID_ARGUMENT with a text for the user: unknown command or flag, a missing or malformed value.

@@ -54,6 +54,17 @@ TEST(ParseCommandLine, TakesFlagsBeforeAndAfterTheCommandInBothForms) {
   }
 }
 
+TEST(ParseCommandLine, EveryCommandTakesTls) {
+  const TlsFiles tls = Parse({"run", "f", "--tls-key=k", "--tls-ca=a", "--tls-cert=c"}).Tls();
+  EXPECT_EQ(tls.ca, "a");
+  EXPECT_EQ(tls.cert, "c");
+  EXPECT_EQ(tls.key, "k");
+  EXPECT_EQ(Parse({"run", "f"}).Tls().ca, "");
+  EXPECT_EQ(Error({"run", "f", "--tls-cert=c", "--tls-key=k"}), "--tls-cert needs --tls-ca");
+  EXPECT_EQ(Error({"run", "f", "--tls-ca=a", "--tls-cert=c"}), "--tls-cert needs --tls-key");
+  EXPECT_EQ(Error({"run", "f", "--tls-ca=a", "--tls-key=k"}), "--tls-key needs --tls-cert");
+}
+
 TEST(ParseCommandLine, FillsInWhatIsNotGiven) {
   const Invocation invocation = Parse({"make", "--name=x"});
   EXPECT_EQ(invocation.Int32("count"), 3);

@@ -140,7 +140,7 @@ int FlushOutput(int code) {
 }
 
 int RunPing(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto begin = std::chrono::steady_clock::now();
   const auto info = (*client)->GetServerInfo();
@@ -161,7 +161,7 @@ int RunPing(const Invocation& invocation) {
 }
 
 int RunCaches(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto caches = (*client)->ListCaches();
   if (!caches.ok()) return Fail(caches.status());
@@ -170,7 +170,7 @@ int RunCaches(const Invocation& invocation) {
 }
 
 int RunSessions(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto sessions = (*client)->ListSessions();
   if (!sessions.ok()) return Fail(sessions.status());
@@ -179,7 +179,7 @@ int RunSessions(const Invocation& invocation) {
 }
 
 int RunCreateCache(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto cache = (*client)->CreateCache(invocation.Text("name"), invocation.Text("device"),
                                             {.layers = invocation.Int32("layers"),
@@ -196,7 +196,7 @@ int RunCreateCache(const Invocation& invocation) {
 }
 
 int RunDeleteCache(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto cache = (*client)->GetCache(invocation.Text("name"));
   if (!cache.ok()) return Fail(cache.status());
@@ -207,7 +207,7 @@ int RunDeleteCache(const Invocation& invocation) {
 }
 
 int RunDump(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto cache = (*client)->GetCache(invocation.Text("name"));
   if (!cache.ok()) return Fail(cache.status());

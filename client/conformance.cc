@@ -270,7 +270,7 @@ ConformanceCount RunGoldenFile(Client& client, PlaneKind kind, const std::string
 }
 
 int RunConformance(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const PlaneKind plane = *ParsePlane(invocation.Text("plane"));
   ConformanceCount sum;

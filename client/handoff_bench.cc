@@ -35,9 +35,10 @@ double Microseconds(Clock::time_point start) { return Seconds(start) * 1e6; }
 // One daemon's cache, deleted with it.
 class Side {
  public:
-  static absl::StatusOr<std::unique_ptr<Side>> Open(const std::string& address, const std::string& device,
+  static absl::StatusOr<std::unique_ptr<Side>> Open(const std::string& address, const TlsFiles& tls,
+                                                    const std::string& device,
                                                     const CacheGeometry& geometry) {
-    auto client = Client::Connect(address);
+    auto client = Client::Connect(address, {.tls = tls});
     if (!client.ok()) return client.status();
     auto session = (*client)->OpenSession("handoff-bench");
     if (!session.ok()) return session.status();
@@ -222,9 +223,9 @@ absl::StatusOr<HandoffBenchReport> BenchHandoffs(const HandoffBenchOptions& opti
   g.blocks = 1 + options.concurrency * ((options.tokens + kBlockSize - 1) / kBlockSize);
   g.ring_blocks = 1 + options.concurrency;
   g.capacity = kCapacity;
-  const auto source = Side::Open(options.from, options.from_device, g);
+  const auto source = Side::Open(options.from, options.tls, options.from_device, g);
   if (!source.ok()) return source.status();
-  const auto target = Side::Open(options.to, options.to_device, g);
+  const auto target = Side::Open(options.to, options.tls, options.to_device, g);
   if (!target.ok()) return target.status();
   return Bench(options, **source, **target).Run();
 }
@@ -245,6 +246,7 @@ std::vector<Flag> HandoffBenchFlags() {
 int RunHandoffBench(const Invocation& invocation) {
   const HandoffBenchOptions options{.from = invocation.Text("from"),
                                     .to = invocation.Text("to"),
+                                    .tls = invocation.Tls(),
                                     .from_device = invocation.Text("from-device"),
                                     .to_device = invocation.Text("to-device"),
                                     .tokens = invocation.Int64("tokens"),

@@ -13,12 +13,14 @@
 #include "absl/status/statusor.h"
 #include "client/command_line.h"
 #include "client/handoff.h"
+#include "client/tls.h"
 
 namespace kvsummary {
 
 struct HandoffBenchOptions {
   std::string from = {};  // addresses; equal: one daemon
   std::string to = {};
+  TlsFiles tls = {};             // of the client's connections to them
   std::string from_device = {};  // empty: the daemon's default
   std::string to_device = {};
   std::int64_t tokens = 0;    // of a request

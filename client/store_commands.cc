@@ -11,7 +11,7 @@
 namespace kvsummary {
 
 int RunStats(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto stats = (*client)->GetStatsJson();
   if (!stats.ok()) return Fail(stats.status());
@@ -30,7 +30,7 @@ int RunStats(const Invocation& invocation) {
 }
 
 int RunCheck(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto report = (*client)->Check();
   if (!report.ok()) return Fail(report.status());
@@ -45,7 +45,7 @@ int RunCheck(const Invocation& invocation) {
 }
 
 int RunNamespaces(const Invocation& invocation) {
-  const auto client = Client::Connect(invocation.Address());
+  const auto client = invocation.Connect();
   if (!client.ok()) return Fail(client.status());
   const auto namespaces = (*client)->ListNamespaces();
   if (!namespaces.ok()) return Fail(namespaces.status());

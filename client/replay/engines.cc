@@ -62,7 +62,7 @@ class Engine {
  private:
   // One life, with what is left to do.
   absl::Status Live() {
-    auto client = Client::Connect(common_.options.address);
+    auto client = Client::Connect(common_.options.address, {.tls = common_.options.tls});
     if (!client.ok()) return client.status();
     auto plane = Plane::Create(common_.options.plane, **client, UniqueName("replay"), common_.options.device,
                                common_.options.engine.geometry);
@@ -125,8 +125,8 @@ class Engine {
   std::vector<std::int64_t> order_;  // of requests that have not finished
 };
 
-absl::StatusOr<std::vector<StoreTier>> Tiers(const std::string& address) {
-  const auto client = Client::Connect(address);
+absl::StatusOr<std::vector<StoreTier>> Tiers(const EnginesOptions& options) {
+  const auto client = Client::Connect(options.address, {.tls = options.tls});
   if (!client.ok()) return client.status();
   const auto stats = (*client)->GetStoreStats();
   if (!stats.ok()) return stats.status();
@@ -149,7 +149,7 @@ std::vector<PrefixReport::Tier> Difference(const std::vector<StoreTier>& after,
 
 absl::StatusOr<ReplayReport> RunEngines(std::span<const TraceRequest> requests, const EnginesOptions& options,
                                         const ReplayProgress& progress, const std::atomic<bool>& stop) {
-  const auto before = options.prefix ? Tiers(options.address) : std::vector<StoreTier>();
+  const auto before = options.prefix ? Tiers(options) : std::vector<StoreTier>();
   if (!before.ok()) return before.status();
   Common common(requests, options, progress, stop);
 
@@ -166,7 +166,7 @@ absl::StatusOr<ReplayReport> RunEngines(std::span<const TraceRequest> requests, 
   report.wall_seconds = std::chrono::duration<double>(Clock::now() - start).count();
   report.interrupted = stop && report.counts.finished < std::ssize(requests);
   if (report.prefix) {
-    const auto after = Tiers(options.address);
+    const auto after = Tiers(options);
     if (!after.ok()) return after.status();
     report.prefix->tiers = Difference(*after, *before);
   }

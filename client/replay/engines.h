@@ -17,6 +17,7 @@ namespace kvsummary {
 struct EnginesOptions {
   EngineOptions engine;  // of each; `order`, `stop_after` and `prefixes` are set here
   std::string address;
+  TlsFiles tls;
   PlaneKind plane = PlaneKind::kInline;
   std::string device;              // of the caches; empty: the daemon's default
   std::int64_t engines = 1;        // engine e of n runs requests e, e + n, e + 2n ...

@@ -135,6 +135,7 @@ int RunReplay(const Invocation& invocation) {
     report = RunEngines(*requests,
                         {.engine = *options,
                          .address = invocation.Address(),
+                         .tls = invocation.Tls(),
                          .plane = *ParsePlane(invocation.Text("plane")),
                          .device = invocation.Text("device"),
                          .engines = invocation.Int32("engines"),

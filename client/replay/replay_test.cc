@@ -120,6 +120,18 @@ TEST(DisaggregateOptionsTest, APeerIsAHostOrASocket) {
   EXPECT_THAT(PeerOf("unix:s"), testing::EndsWith("/s"));
 }
 
+TEST(DisaggregateOptionsTest, ItsOwnDaemonPullsWithTheClientsTls) {
+  const auto flags = [](std::vector<std::string> arguments) {
+    const std::vector<Command> commands = {{"replay", "", "", ReplayFlags(), RunReplay}};
+    arguments.insert(arguments.begin(), {"replay", "--trace=t"});
+    return OwnDaemonFlags(*ParseCommandLine(commands, arguments));
+  };
+  EXPECT_THAT(flags({"--address=h:1"}), testing::ElementsAre("--peers=h", "--drain-timeout=1"));
+  EXPECT_THAT(flags({"--address=h:1", "--tls-ca=a", "--tls-cert=c", "--tls-key=k"}),
+              testing::ElementsAre("--peers=h", "--drain-timeout=1", "--tls-peer-ca=a", "--tls-cert=c",
+                                   "--tls-key=k"));
+}
+
 TEST(ReplayOptionsTest, BadOnesAreNamed) {
   const auto error = [](const std::vector<std::string>& arguments) {
     const auto options = Options(arguments);

@@ -32,10 +32,11 @@ constexpr const char* kUnixPrefix = "unix:";
 // A cache of one daemon, with the session that hands over.
 class Side {
  public:
-  static absl::StatusOr<Side> Open(const std::string& address, PlaneKind kind, const std::string& device,
-                                   const CacheGeometry& geometry) {
+  static absl::StatusOr<Side> Open(const Invocation& invocation, const std::string& address,
+                                   const std::string& device, const CacheGeometry& geometry) {
+    const PlaneKind kind = *ParsePlane(invocation.Text("plane"));
     Side side;
-    auto client = Client::Connect(address);
+    auto client = invocation.Connect(address);
     if (!client.ok()) return client.status();
     side.client_ = *std::move(client);
     const std::string name = UniqueName("replay");
@@ -89,11 +90,10 @@ absl::StatusOr<DisaggregateReport> RunOn(const std::string& decode_address, cons
                                          const Invocation& invocation, std::span<const TraceRequest> requests,
                                          DisaggregateOptions& options, const DisaggregateProgress& progress,
                                          const std::atomic<bool>& stop) {
-  const PlaneKind kind = *ParsePlane(invocation.Text("plane"));
-  auto source = Side::Open(invocation.Address(), kind, invocation.Text("device"), options.prefill);
+  auto source = Side::Open(invocation, invocation.Address(), invocation.Text("device"), options.prefill);
   if (!source.ok()) return source.status();
   absl::StatusOr<DisaggregateReport> report = absl::UnknownError("nothing has run");
-  if (auto target = Side::Open(decode_address, kind, decode_device, options.decode); target.ok()) {
+  if (auto target = Side::Open(invocation, decode_address, decode_device, options.decode); target.ok()) {
     options.prefill = source->cache().geometry;
     options.decode = target->cache().geometry;
     PlaneTarget prefill(source->client(), source->plane());
@@ -214,6 +214,14 @@ std::string PeerOf(const std::string& address) {
   return host;
 }
 
+std::vector<std::string> OwnDaemonFlags(const Invocation& invocation) {
+  std::vector<std::string> flags{"--peers=" + PeerOf(invocation.Address()), "--drain-timeout=1"};
+  for (const auto& [flag, own] : {std::pair{"tls-ca", "peer-ca"}, {"tls-cert", "cert"}, {"tls-key", "key"}}) {
+    if (invocation.Given(flag)) flags.push_back(absl::StrCat("--tls-", own, "=", invocation.Text(flag)));
+  }
+  return flags;
+}
+
 int RunDisaggregate(const Invocation& invocation, std::span<const TraceRequest> requests) {
   auto options = MakeDisaggregateOptions(invocation, requests);
   if (!options.ok()) return Fail(options.status());
@@ -222,8 +230,7 @@ int RunDisaggregate(const Invocation& invocation, std::span<const TraceRequest> 
   std::string decode_device = invocation.Text("decode-device");
   std::unique_ptr<OwnDaemon> own;
   if (decode_address.empty()) {
-    auto daemon = OwnDaemon::Start(invocation.Text("summaryd"),
-                                   {"--peers=" + PeerOf(invocation.Address()), "--drain-timeout=1"});
+    auto daemon = OwnDaemon::Start(invocation.Text("summaryd"), OwnDaemonFlags(invocation));
     if (!daemon.ok()) return Fail(daemon.status());
     own = *std::move(daemon);
     decode_address = own->address();

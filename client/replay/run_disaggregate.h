@@ -34,6 +34,9 @@ absl::StatusOr<DisaggregateOptions> MakeDisaggregateOptions(const Invocation& in
 // The --peers by which a daemon allows one that is reached at this address.
 std::string PeerOf(const std::string& address);
 
+// What the command's own daemon is started with: it pulls from the first with the client's TLS.
+std::vector<std::string> OwnDaemonFlags(const Invocation& invocation);
+
 // The command, as RunReplay.
 int RunDisaggregate(const Invocation& invocation, std::span<const TraceRequest> requests);
 
