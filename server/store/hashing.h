@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "server/checksum.h"
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "server/store/page_table.h"
 
 namespace kvsummary {
