@@ -107,7 +107,7 @@ class Handoffs {
     args.part = {.layers = {0, from->geometry().layers},
                  .committed_tokens = n,
                  .blocks = from_blocks,
-                 .tail = Offers::Tail{.ring_block = 1}};
+                 .tail = Addition::Tail{.ring_block = 1}};
     std::promise<absl::StatusOr<Offers::Opened>> opened;
     auto start = Clock::now();
     offers_->Open(std::move(args), [&](auto result) { opened.set_value(std::move(result)); });
