@@ -46,7 +46,7 @@ class ZeroStream final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   }
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(grpc::Status::OK);
-    left_ += request_.credit_bytes();
+    left_ += request_.credit().bytes();
     Continue();
   }
   void OnWriteDone(bool ok) override {
@@ -135,7 +135,7 @@ class RawStream final : public RawTransfer {
   }
   absl::Status Move(std::int64_t bytes) override {
     v1::PullRequest request;
-    request.set_credit_bytes(bytes);
+    request.mutable_credit()->set_bytes(bytes);
     bool open = stream_->Write(request);
     for (std::int64_t came = 0; open && came < bytes;) {
       open = stream_->Read(&response_);

@@ -22,6 +22,32 @@ absl::Status Cache::health() const {
       absl::StrFormat("cache \"%s\" has been taken over: generation %d is past", name_, generation_));
 }
 
+void Cache::OnDeleted(const void* key, std::function<void()> listener) {
+  {
+    const std::lock_guard lock(listeners_mutex_);
+    if (!deleted_) {
+      listeners_[key] = std::move(listener);
+      return;
+    }
+  }
+  listener();
+}
+
+void Cache::Forget(const void* key) {
+  const std::lock_guard lock(listeners_mutex_);
+  listeners_.erase(key);
+}
+
+void Cache::TellDeleted() {
+  decltype(listeners_) listeners;
+  {
+    const std::lock_guard lock(listeners_mutex_);
+    deleted_ = true;
+    listeners.swap(listeners_);
+  }
+  for (const auto& [key, listener] : listeners) listener();
+}
+
 absl::Status Cache::Apply(LayerSpan layers, const Step& step, RowsIn rows_in) {
   if (auto s = health(); !s.ok()) return s;
   return device_.Apply(MakeView(geometry_, segment_->memory().data(), layers), step, rows_in);

@@ -47,6 +47,11 @@ class Cache {
   // Whether that session lives. Always, for the operator's.
   bool attached() const { return attached_; }
 
+  // For who holds it longer than a moment, and must let go then: calls `listener` when it is deleted; at once
+  // when it has been. `key` is for Forget; a listener that is being called then may still be.
+  void OnDeleted(const void* key, std::function<void()> listener);
+  void Forget(const void* key);
+
   // (executor) Whether its memory may be read and written: of the device, and of this life of the cache.
   absl::Status health() const;
   // (executor) Applies a validated step to layers.
@@ -64,6 +69,8 @@ class Cache {
     }
   };
 
+  void TellDeleted();
+
   OnDropped on_dropped_;  // destroyed last; written by Delete, once
   const std::string name_;
   const std::uint64_t generation_;
@@ -73,6 +80,9 @@ class Cache {
   const std::uint64_t session_;
   std::atomic<bool> attached_ = true;
   std::atomic<bool> superseded_ = false;  // by a later life, which has the memory now
+  std::mutex listeners_mutex_;
+  bool deleted_ = false;
+  std::map<const void*, std::function<void()>> listeners_;
 };
 
 // Where the pages of one block, or the `capacity` rows of one ring block, of some layers lie. One piece

@@ -235,6 +235,7 @@ void CacheManager::Delete(const std::string& name, std::uint64_t generation,
   cache->on_dropped_.call = [&executor = cache->device().executor(), done = std::move(done)]() mutable {
     executor.SubmitFree([done = std::move(done)]() mutable { done(absl::OkStatus()); });
   };
+  cache->TellDeleted();
 }
 
 absl::StatusOr<CacheManager::Mapped> CacheManager::MapMemory(const std::string& name,

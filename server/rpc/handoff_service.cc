@@ -166,6 +166,7 @@ class AcceptReactor final : public WaitingReactor {
 
   void OnDone() override {
     if (session() != nullptr) session()->Forget(this);
+    if (const auto cache = cache_.lock()) cache->Forget(this);
     --under_way_;
     WaitingReactor::OnDone();
   }
@@ -198,6 +199,7 @@ class AcceptReactor final : public WaitingReactor {
       return Refuse(Reason::SIZE_MISMATCH, "transfer_id",
                     absl::StrFormat("transfer_id has %d bytes, not %d", transfer_.size(), kTransferBytes));
     }
+    cache_ = target->cache;
     return handoff_.instance == context().handoff.instance ? PullHere(*std::move(target))
                                                            : PullFrom(*std::move(target));
   }
@@ -240,6 +242,11 @@ class AcceptReactor final : public WaitingReactor {
         held->Fail(Refuse(Reason::SESSION_ENDED, "session_id", "the session has ended"));
       }
     });
+    cache_.lock()->OnDeleted(this, [weak = std::weak_ptr(acceptance)] {
+      if (const auto held = weak.lock()) {
+        held->Fail(Refuse(Reason::CACHE_NOT_FOUND, "cache", "the cache has been deleted"));
+      }
+    });
     const absl::Status started = cancelled_.ok() ? start() : cancelled_;
     if (!started.ok()) acceptance->Fail(started);
   }
@@ -279,17 +286,15 @@ class AcceptReactor final : public WaitingReactor {
     reply_->set_transport(remote_->transport());
     reply_->set_reconnects(remote_->reconnects());
     reply_->set_damaged_chunks(remote_->damaged_chunks());
-    context().links.Acknowledge(handoff_.address, handoff_.secret, transfer_,
-                                [this](const absl::Status& acknowledged) { Acknowledged(acknowledged); });
-  }
-
-  void Acknowledged(const absl::Status& status) {
-    // Mapped memory may have been used for something else once its offer had ended; bytes that came over a
-    // wire are what they were.
-    if (!status.ok() && remote_->mapped()) return Answer(status);
-    if (!status.ok())
-      spdlog::warn("a hand-off from {} is not acknowledged: {}", handoff_.address,
-                   std::string(status.message()));
+    // The client need not wait for the source's word, unless that can still tell that the bytes are wrong.
+    if (!remote_->certain()) {
+      return remote_->Acknowledge([this](const absl::Status& acknowledged) { Answer(acknowledged); });
+    }
+    remote_->Acknowledge([address = handoff_.address](const absl::Status& acknowledged) {
+      if (acknowledged.ok()) return;
+      spdlog::warn("a hand-off from {} is not acknowledged: {}", address,
+                   std::string(acknowledged.message()));
+    });
     Answer(absl::OkStatus());
   }
 
@@ -315,6 +320,7 @@ class AcceptReactor final : public WaitingReactor {
   v1::AcceptResponse* const reply_;
   Handoff handoff_;
   std::string transfer_;
+  std::weak_ptr<Cache> cache_;  // that it is for
   std::mutex mutex_;
   absl::Status cancelled_;
   std::shared_ptr<Acceptance> acceptance_;

@@ -22,6 +22,38 @@
 
 namespace kvsummary {
 
+inline constexpr CacheGeometry kSource = {.layers = 3,
+                                          .blocks = 12,
+                                          .block_size = 16,
+                                          .block_stride = 256,
+                                          .ring_blocks = 4,
+                                          .capacity = 12,
+                                          .rows_per_layer = 12,
+                                          .k = 3};
+inline constexpr CacheGeometry kTarget = {.layers = 3,
+                                          .blocks = 20,
+                                          .block_size = 8,
+                                          .block_stride = 512,
+                                          .ring_blocks = 5,
+                                          .capacity = 10,
+                                          .rows_per_layer = 13,
+                                          .k = 3};
+inline const PlacedRequest kOffered = {{11, 3, 7, 1, 9}, 2};
+inline const PlacedRequest kAccepted = {{19, 2, 17, 4, 15, 6, 13, 8, 11, 10}, 3};
+
+// Several chunks: 4 layers of 1.5 MiB.
+inline constexpr CacheGeometry kLarge = {.layers = 4,
+                                         .blocks = 8,
+                                         .block_size = 8192,
+                                         .block_stride = 0,
+                                         .ring_blocks = 2,
+                                         .capacity = 16,
+                                         .rows_per_layer = 16,
+                                         .k = 0};
+inline constexpr std::int64_t kLargeTokens = 6 * 8192 + 5;
+inline constexpr std::int64_t kLargeChunks = 4 * 2 + 1;
+inline const PlacedRequest kLargeRequest = {{7, 6, 5, 4, 3, 2}, 1};
+
 // What a router that carries bytes between daemons could do to them.
 class Relay final : public v1::HandoffService::Service {
  public:
@@ -29,6 +61,8 @@ class Relay final : public v1::HandoffService::Service {
   enum class Verdict { kPass, kDrop, kBreak };
   std::function<Verdict(v1::PullRequest&)> on_request = [](auto&) { return Verdict::kPass; };
   std::function<Verdict(v1::PullResponse&)> on_response = [](auto&) { return Verdict::kPass; };
+  // Not OK: what an Acknowledge is answered, and the source does not hear of it.
+  std::function<grpc::Status()> on_acknowledge = [] { return grpc::Status::OK; };
 
   Relay(const std::string& address, const std::string& target)
       : stub_(v1::HandoffService::NewStub(
@@ -72,6 +106,7 @@ class Relay final : public v1::HandoffService::Service {
   }
   grpc::Status Acknowledge(grpc::ServerContext* /*call*/, const v1::AcknowledgeRequest* request,
                            v1::AcknowledgeResponse* reply) override {
+    if (const grpc::Status status = on_acknowledge(); !status.ok()) return status;
     grpc::ClientContext context;
     return stub_->Acknowledge(&context, *request, reply);
   }
@@ -161,6 +196,7 @@ class HandoffRpcTest : public ::testing::Test {
     options.listen = {Address(name)};
     for (const char* peer : {"source", "relay"}) EXPECT_TRUE(options.peers.Allow(Address(peer)).ok());
     options.pull.give_up = give_up_;
+    options.pull.silence = silence_;
     options.handoff.bytes_per_device = std::int64_t{32} << 20;
     auto server = Server::Start(options, *daemon.caches);
     EXPECT_TRUE(server.ok()) << server.status();
@@ -173,12 +209,15 @@ class HandoffRpcTest : public ::testing::Test {
     EXPECT_TRUE(daemon.client->Open(name).ok());
     daemon.stub = v1::HandoffService::NewStub(daemon.client->channel());
   }
-  // Both daemons, the source behind a relay when that is wanted. Memory is shared only without one.
+  // Both daemons, the source behind a relay when that is wanted. Memory is shared without one, or as wanted.
   void StartBoth(bool relayed, Server::Options source = {}) {
+    StartBoth(relayed, !relayed, std::move(source));
+  }
+  void StartBoth(bool relayed, bool same_host, Server::Options source) {
     if (relayed) source.advertise = Address("relay");
     source_ = Start("source", source);
     Server::Options target;
-    target.pull.same_host = !relayed;
+    target.pull.same_host = same_host;
     target_ = Start("target", target);
     if (relayed) relay_ = std::make_unique<Relay>(Address("relay"), Address("source"));
   }
@@ -226,7 +265,50 @@ class HandoffRpcTest : public ::testing::Test {
     });
   }
 
+  // A request of several chunks, offered, and its bytes no more in the source's cache.
+  struct Large {
+    std::shared_ptr<Cache> source;
+    std::shared_ptr<Cache> target;
+    v1::OfferResponse offer;
+  };
+  Large OfferLarge() {
+    return OfferAgain({source_.MakeCache("large", kLarge), target_.MakeCache("large", kLarge), {}});
+  }
+  Large OfferAgain(Large large) {
+    Fill(*large.source, kLargeRequest, kLargeTokens / 8, kLargeTokens - 1);
+    large.offer = MustOffer(OfferRequestOf(*large.source, kLargeRequest, kLargeTokens));
+    std::memset(large.source->memory().data(), 0x55,
+                static_cast<std::size_t>(large.source->memory().bytes()));
+    return large;
+  }
+  v1::AcceptRequest AcceptOf(const Large& large) const {
+    return AcceptRequestOf(large.offer.handoff(), *large.target, kLargeRequest, kLargeTokens);
+  }
+  bool Arrived(const Large& large) const {
+    return BytesOf(*large.target) == Expected(*large.target, kLargeRequest, kLargeTokens);
+  }
+
+  // An offer of 16 tokens of kOffered that is not complete, and what completes it with `n`.
+  v1::OfferResponse OfferMore(const Cache& cache) {
+    v1::OfferRequest first = OfferRequestOf(cache, kOffered, 16);
+    first.clear_ring();
+    first.set_more(true);
+    return MustOffer(first);
+  }
+  std::string AppendLast(const v1::OfferResponse& offer, std::int64_t n) {
+    v1::AppendRequest request;
+    request.set_session_id(source_.client->session_id);
+    request.set_offer_id(offer.offer_id());
+    request.set_committed_tokens(n);
+    request.mutable_block_ids()->Add(kOffered.blocks.begin(), kOffered.blocks.end());
+    request.set_last(true);
+    request.mutable_ring()->set_block(kOffered.ring_block);
+    v1::AppendResponse appended;
+    return ReasonOf(source_.Call(&Stub::Append, request, &appended));
+  }
+
   std::chrono::milliseconds give_up_{10'000};
+  std::chrono::milliseconds silence_{5'000};
   std::string dir_ = "/tmp/kvs-XXXXXX";
   Daemon source_;
   Daemon target_;

@@ -13,6 +13,8 @@
 
 namespace kvsummary {
 
+inline constexpr int kPullVersion = 1;  // of HandoffService.Pull: what handoff.proto says
+
 // `offset` is where the part begins in its memory.
 void FillPart(const Part& part, std::int64_t offset, v1::PullPart* out);
 // To be checked with CheckPart.

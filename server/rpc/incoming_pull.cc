@@ -12,7 +12,8 @@
 namespace kvsummary {
 namespace {
 
-constexpr std::int64_t kMaxDamaged = 16;  // chunks of one hand-off
+constexpr std::int64_t kMaxDamaged = 16;                    // chunks of one hand-off
+constexpr std::chrono::milliseconds kLongestLease{60'000};  // that a source is believed
 constexpr std::int64_t kMaxOffset = std::int64_t{1} << 60;
 
 // What a chunk takes of the credit; the source's word, within bounds.
@@ -25,7 +26,9 @@ std::int64_t CreditOf(const v1::PullResponse& message) {
 }  // namespace
 
 HeldMessage::~HeldMessage() {
-  if (const std::int64_t bytes = CreditOf(*message_); bytes > 0) link_->GiveCredit(stream_, bytes);
+  if (const std::int64_t bytes = CreditOf(*message_); bytes > 0) {
+    link_->GiveCredit(stream_, message_->pull(), bytes);
+  }
 }
 
 v1::PullRequest IncomingPull::Begin(const std::string& secret, const std::string& transfer) const {
@@ -56,81 +59,95 @@ v1::PullRequest IncomingPull::Begin(const std::string& secret, const std::string
 void IncomingPull::Take(const std::shared_ptr<HeldMessage>& message) {
   const auto pulling = pulling_.lock();
   if (pulling == nullptr) return;  // it ends
-  switch ((*message)->message_case()) {
-    case v1::PullResponse::kAccepted:
-      return TakeAccepted((*message)->accepted(), *pulling);
-    case v1::PullResponse::kPart:
-      return TakePart((*message)->part());
-    case v1::PullResponse::kChunk:
-      return TakeChunk(message, *pulling);
-    case v1::PullResponse::kDone:
-      return acceptance_->SourceDone((*message)->done().committed_tokens());
-    case v1::PullResponse::kFailed:
-      return TakeFailed((*message)->failed());
-    case v1::PullResponse::MESSAGE_NOT_SET:
-      return Malformed("", "message is of no kind");
+  const v1::PullResponse& said = **message;
+  if (said.has_accepted() && !TakeAccepted(said.accepted(), *pulling)) return;
+  for (const v1::PullPart& part : said.parts()) {
+    if (!TakePart(part)) return;
   }
+  if (said.has_chunk()) TakeChunk(message, *pulling);
+  if (said.has_done()) acceptance_->SourceDone(said.done().committed_tokens());
+  if (said.has_failed()) TakeFailed(said.failed());
 }
 
-void IncomingPull::Malformed(std::string_view field, std::string_view what) {
+bool IncomingPull::Malformed(std::string_view field, std::string_view what) {
   acceptance_->Fail(Refuse(Reason::MESSAGE_MALFORMED, field, absl::StrFormat("the source's %s", what)));
+  return false;
+}
+
+bool IncomingPull::FallBack(v1::HandoffTransport failed, const std::string& why) {
+  link_->FallBack(number_, failed, why);
+  return false;
 }
 
 void IncomingPull::TakeFailed(const v1::PullFailed& failed) {
   const absl::Status why = FromProto(failed);
   if (!ucx_.peer.empty() && RefusalReason(why) == ReasonName(Reason::PEER_UNREACHABLE)) {
-    return link_->FallBack(number_, v1::HANDOFF_TRANSPORT_UCX, std::string(why.message()));
+    FallBack(v1::HANDOFF_TRANSPORT_UCX, std::string(why.message()));
+  } else {
+    acceptance_->Fail(why);
   }
-  acceptance_->Fail(why);
 }
 
-void IncomingPull::TakeAccepted(const v1::PullAccepted& accepted, PullLinks::Pulling& pulling) {
+bool IncomingPull::TakeAccepted(const v1::PullAccepted& accepted, PullLinks::Pulling& pulling) {
+  if (accepted.version() != kPullVersion) {
+    acceptance_->Fail(link_->Unreachable(
+        absl::StrFormat("it speaks version %d of Pull, not %d", accepted.version(), kPullVersion)));
+    return false;
+  }
   const auto way = accepted.transport();
   const bool offered = way == v1::HANDOFF_TRANSPORT_GRPC ||
                        (way == v1::HANDOFF_TRANSPORT_SAME_HOST && ways_.same_host) ||
                        (way == v1::HANDOFF_TRANSPORT_UCX && ways_.ucx);
   if (!offered) return Malformed("accepted.transport", "way was not offered to it");
-  if (!acceptance_->Begin(FromProto(accepted)).ok()) return;
+  if (!acceptance_->Begin(FromProto(accepted)).ok()) return false;
   pulling.transport_ = way;
   if (way == v1::HANDOFF_TRANSPORT_UCX) {
     if (auto s = link_->options().peers.Check(accepted.ucx_address()); !s.ok()) {
-      return link_->FallBack(number_, way,
-                             absl::StrFormat("--peers does not allow its UCX at %s", accepted.ucx_address()));
+      return FallBack(way, absl::StrFormat("--peers does not allow its UCX at %s", accepted.ucx_address()));
     }
     ucx_ = {accepted.ucx_address(), accepted.ucx_token(), accepted.ucx_staging()};
   }
   if (way == v1::HANDOFF_TRANSPORT_SAME_HOST) {
     auto view = std::make_shared<PeerMemory::View>(memory_.Open(accepted, acceptance_->device()));
-    if (!*view) return link_->FallBack(number_, way, "its memory cannot be mapped");
+    if (!*view) return FallBack(way, "its memory cannot be mapped");
     view_ = std::move(view);
-    pulling.mapped_ = true;
+    // Counted from before it was lent.
+    pulling.uncertain_from_ = begun_ + std::clamp(std::chrono::milliseconds(accepted.lease_milliseconds()),
+                                                  std::chrono::milliseconds(0), kLongestLease);
   }
+  return true;
 }
 
-void IncomingPull::TakePart(const v1::PullPart& part) {
+bool IncomingPull::TakePart(const v1::PullPart& part) {
   const std::int32_t number = part.part();
-  if (!acceptance_->AddPart(number, FromProto(part)).ok()) return;
+  if (acceptance_->FindPart(number) == nullptr) brought_ = true;
+  if (!acceptance_->AddPart(number, FromProto(part)).ok()) return false;
   if (!ucx_.peer.empty()) {
     if (part.offset_bytes() < 0 || part.offset_bytes() > kMaxOffset) {
       return Malformed("part.offset_bytes", "part leaves its memory");
     }
     offsets_[number] = part.offset_bytes();
-    return;
+    return true;
   }
-  if (view_ == nullptr) return;
+  if (view_ == nullptr) return true;
   const Part* known = acceptance_->FindPart(number);
   if (part.offset_bytes() < 0 || part.offset_bytes() > view_->bytes - known->bytes()) {
     return Malformed("part.offset_bytes", "part leaves its memory");
   }
   if (view_->memory != nullptr) {
-    return acceptance_->WritePart(
-        number, static_cast<const char*>(view_->memory->data()) + part.offset_bytes(), view_);
+    acceptance_->WritePart(number, static_cast<const char*>(view_->memory->data()) + part.offset_bytes(),
+                           view_);
+    return true;
   }
   const char* data = view_->mapping->data() + part.offset_bytes();
-  if (!acceptance_->device().pins_host_memory()) return acceptance_->WritePart(number, data, view_);
+  if (!acceptance_->device().pins_host_memory()) {
+    acceptance_->WritePart(number, data, view_);
+    return true;
+  }
   for (std::int64_t c = 0; c < ChunkCount(*known); ++c) {
     acceptance_->WriteFromHost(number, c, data + ChunkAt(*known, c).offset(*known), view_);
   }
+  return true;
 }
 
 void IncomingPull::TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLinks::Pulling& pulling) {
@@ -140,17 +157,17 @@ void IncomingPull::TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLi
   UcxTransport::Place place = ucx_;
   const Part& part = *acceptance_->FindPart(chunk.part());
   place.offset = offsets_[chunk.part()] + ChunkAt(part, chunk.chunk()).offset(part);
-  link_->options().ucx->Fetch(place, bytes,
-                              [self = shared_from_this(), message](absl::StatusOr<std::string> fetched) {
-                                const auto pulling = self->pulling_.lock();
-                                if (pulling == nullptr) return;
-                                if (!fetched.ok()) {
-                                  return self->link_->FallBack(self->number_, v1::HANDOFF_TRANSPORT_UCX,
-                                                               std::string(fetched.status().message()));
-                                }
-                                message->fetched = *std::move(fetched);
-                                self->CheckChunk(message, message->fetched, *pulling);
-                              });
+  link_->options().ucx->Fetch(
+      place, bytes, [self = shared_from_this(), message](absl::StatusOr<std::string> fetched) {
+        const auto pulling = self->pulling_.lock();
+        if (pulling == nullptr) return;
+        if (!fetched.ok()) {
+          self->FallBack(v1::HANDOFF_TRANSPORT_UCX, std::string(fetched.status().message()));
+          return;
+        }
+        message->fetched = *std::move(fetched);
+        self->CheckChunk(message, message->fetched, *pulling);
+      });
 }
 
 void IncomingPull::CheckChunk(const std::shared_ptr<HeldMessage>& message, const std::string& data,
@@ -158,6 +175,7 @@ void IncomingPull::CheckChunk(const std::shared_ptr<HeldMessage>& message, const
   const v1::PullChunk& chunk = (*message)->chunk();
   if (acceptance_->BytesOfChunk(chunk.part(), chunk.chunk()) == static_cast<std::int64_t>(data.size()) &&
       ChunkChecksum(chunk.part(), chunk.chunk(), data.data(), data.size()) == chunk.checksum()) {
+    if (acceptance_->Wants(chunk.part(), chunk.chunk())) brought_ = true;
     return acceptance_->WriteFromHost(chunk.part(), chunk.chunk(), data.data(), message);
   }
   ++link_->stats().handoff_damaged_chunks;

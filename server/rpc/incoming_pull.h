@@ -1,6 +1,7 @@
 // What comes of one offer over one stream: each message of the source's, and what it does to the acceptance.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -59,15 +60,21 @@ class IncomingPull : public std::enable_shared_from_this<IncomingPull> {
   // A message of the source's. On the stream's thread alone.
   void Take(const std::shared_ptr<HeldMessage>& message);
 
+  // Whether anything has come that had not come before. Any thread.
+  bool has_brought() const { return brought_; }
+
  private:
-  void TakeFailed(const v1::PullFailed& failed);
-  void TakeAccepted(const v1::PullAccepted& accepted, PullLinks::Pulling& pulling);
-  void TakePart(const v1::PullPart& part);
+  // Whether what comes behind it is to be taken.
+  bool TakeAccepted(const v1::PullAccepted& accepted, PullLinks::Pulling& pulling);
+  bool TakePart(const v1::PullPart& part);
   void TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLinks::Pulling& pulling);
+  void TakeFailed(const v1::PullFailed& failed);
   // Writes a chunk's bytes, which `message` keeps, or asks for them again.
   void CheckChunk(const std::shared_ptr<HeldMessage>& message, const std::string& data,
                   PullLinks::Pulling& pulling);
-  void Malformed(std::string_view field, std::string_view what);
+  // These two end it, and answer false.
+  bool Malformed(std::string_view field, std::string_view what);
+  bool FallBack(v1::HandoffTransport failed, const std::string& why);
 
   const std::shared_ptr<PullLink> link_;
   PeerMemory& memory_;
@@ -75,6 +82,8 @@ class IncomingPull : public std::enable_shared_from_this<IncomingPull> {
   const Ways ways_;
   const std::shared_ptr<Acceptance> acceptance_;
   const std::weak_ptr<PullLinks::Pulling> pulling_;
+  const PullLinks::Clock::time_point begun_ = PullLinks::Clock::now();
+  std::atomic<bool> brought_ = false;
   // Where the bytes are, as the source has said; neither: in the stream.
   std::shared_ptr<const PeerMemory::View> view_;
   UcxTransport::Place ucx_;                         // its peer is empty where it is not UCX

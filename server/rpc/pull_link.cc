@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kFirstDelay{20};
 constexpr std::chrono::milliseconds kLongestDelay{500};
-constexpr std::chrono::seconds kAcknowledgeTimeout{5};
 constexpr std::chrono::seconds kAvoidTransport{60};  // that has just failed
 constexpr int kMaxMessageBytes = 64 << 20;
 
@@ -36,16 +35,13 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(kFirstDelay.count()));
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);  // also what an attempt may take
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                   1000);  // also what an attempt may take
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, static_cast<int>(kLongestDelay.count()));
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // dials what was checked, and nothing else
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
+                   0);  // dials what was checked, and nothing else
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
-
-absl::Status Unreachable(const std::string& address, std::string_view why) {
-  return Refuse(Reason::PEER_UNREACHABLE, "handoff",
-                absl::StrFormat("the daemon at %s is not reached: %s", address, why));
 }
 
 }  // namespace
@@ -69,6 +65,7 @@ std::shared_ptr<PullLinks::Pulling> PullLink::Pull(const std::string& secret, co
   const bool others = std::any_of(pulls_.begin(), pulls_.end(),
                                   [](const auto& pull) { return pull.second.acceptance->status().ok(); });
   if (!others) heard_ = now;
+  if (pulls_.empty() && acknowledged_.empty()) stream_heard_ = now;  // nobody has listened
   Entry& entry = pulls_[pulling->key_];
   entry.secret = secret;
   entry.transfer = transfer;
@@ -81,6 +78,7 @@ std::shared_ptr<PullLinks::Pulling> PullLink::Pull(const std::string& secret, co
   } else if (!waiting_) {
     OpenLocked();
   }
+  WatchLocked();
   return pulling;
 }
 
@@ -95,32 +93,54 @@ void PullLink::End(std::uint64_t key) {
   stream_->Send(std::move(end));
 }
 
-void PullLink::Acknowledge(const std::string& secret, const std::string& transfer,
-                           std::function<void(absl::Status)> done) {
+absl::Status PullLink::Unreachable(std::string_view why) const {
+  return Refuse(Reason::PEER_UNREACHABLE, "handoff",
+                absl::StrFormat("the daemon at %s is not reached: %s", address_, why));
+}
+
+void PullLink::Acknowledge(std::uint64_t key, std::function<void(absl::Status)> done) {
+  Numbered ended;  // as in End
+  Acknowledged acknowledged;
+  {
+    const std::lock_guard lock(mutex_);
+    auto entry = pulls_.extract(key);
+    acknowledged = {std::move(entry.mapped().secret), std::move(entry.mapped().transfer), std::move(done)};
+    const std::uint32_t number = entry.mapped().number;
+    if (stream_ != nullptr && number != 0) {
+      ended = std::move(numbers_.extract(number).mapped());
+      acknowledged_[number] = std::move(acknowledged);
+      v1::PullRequest end;
+      end.mutable_end()->set_pull(number);
+      end.mutable_end()->set_acknowledge(true);
+      return stream_->Send(std::move(end));
+    }
+  }
+  CallAcknowledge(std::move(acknowledged));
+}
+
+void PullLink::CallAcknowledge(Acknowledged acknowledged) {
   struct Call {
     grpc::ClientContext context;
     v1::AcknowledgeRequest request;
     v1::AcknowledgeResponse reply;
   };
   auto call = std::make_shared<Call>();
-  call->request.set_offer_secret(secret);
-  call->request.set_transfer_id(transfer);
+  call->request.set_offer_secret(acknowledged.secret);
+  call->request.set_transfer_id(acknowledged.transfer);
   call->context.set_wait_for_ready(true);
-  call->context.set_deadline(std::chrono::system_clock::now() + kAcknowledgeTimeout);
+  call->context.set_deadline(std::chrono::system_clock::now() + options_.silence);
   stub_->async()->Acknowledge(
       &call->context, &call->request, &call->reply,
-      [self = shared_from_this(), call, done = std::move(done)](const grpc::Status& status) {
-        absl::Status answer = FromGrpc(status);
-        if (!status.ok() && RefusalReason(answer).empty()) {
-          answer = Unreachable(self->address_, status.error_message());
-        }
-        done(status.ok() ? absl::OkStatus() : answer);
+      [self = shared_from_this(), call, done = std::move(acknowledged.done)](const grpc::Status& status) {
+        if (status.ok()) return done(absl::OkStatus());
+        const absl::Status answer = FromGrpc(status);
+        done(RefusalReason(answer).empty() ? self->Unreachable(status.error_message()) : answer);
       });
 }
 
 bool PullLink::CloseIfIdle() {
   const std::lock_guard lock(mutex_);
-  if (!pulls_.empty()) return false;
+  if (!pulls_.empty() || !acknowledged_.empty()) return false;
   closed_ = true;
   if (stream_ != nullptr) stream_->Cancel();
   return true;
@@ -142,18 +162,23 @@ void PullLink::OpenLocked() {
   if (closed_) return;
   ++streams_;
   stream_ = new PullStream(shared_from_this(), ++opened_, *stub_);
-  owed_ = 0;
+  opened_at_ = stream_heard_ = Clock::now();
+  taking_ = probed_ = silenced_ = false;
+  owed_.clear();
+  owed_bytes_ = 0;
+  numbers_.clear();
+  memory_.Forget();  // tickets are of a stream
   v1::PullRequest hello;
   hello.mutable_hello()->set_boot_id(boot_id_);
+  hello.mutable_hello()->set_version(kPullVersion);
   if (options_.ucx != nullptr) hello.mutable_hello()->set_ucx_version(options_.ucx->version());
   stream_->Send(std::move(hello));
   v1::PullRequest credit;
-  credit.set_credit_bytes(options_.credit_bytes);
+  credit.mutable_credit()->set_bytes(options_.credit_bytes);
   stream_->Send(std::move(credit));
-  memory_.Forget();  // tickets are of a stream
-  numbers_.clear();
   for (auto& [key, entry] : pulls_) BeginLocked(key, entry);
   stream_->Start();
+  WatchLocked();
 }
 
 void PullLink::BeginLocked(std::uint64_t key, Entry& entry) {
@@ -186,37 +211,102 @@ void PullLink::SendOf(std::uint32_t number, v1::PullRequest request) {
   if (stream_ != nullptr && numbers_.contains(number)) stream_->Send(std::move(request));
 }
 
-void PullLink::GiveCredit(std::uint64_t stream, std::int64_t bytes) {
+void PullLink::GiveCredit(std::uint64_t stream, std::uint32_t pull, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (stream_ == nullptr || stream_->number() != stream) return;
-  owed_ += bytes;
-  if (owed_ < options_.credit_bytes / 8) return;
-  v1::PullRequest credit;
-  credit.set_credit_bytes(std::exchange(owed_, 0));
-  stream_->Send(std::move(credit));
+  owed_[pull] += bytes;
+  owed_bytes_ += bytes;
+  if (owed_bytes_ < options_.credit_bytes / 8) return;
+  for (const auto& [number, owed] : owed_) {
+    v1::PullRequest credit;
+    credit.mutable_credit()->set_pull(number);
+    credit.mutable_credit()->set_bytes(owed);
+    stream_->Send(std::move(credit));
+  }
+  owed_.clear();
+  owed_bytes_ = 0;
 }
 
 void PullLink::Take(PullStream* stream, std::shared_ptr<v1::PullResponse> message) {
   const auto held = std::make_shared<HeldMessage>(shared_from_this(), stream->number(), std::move(message));
   std::shared_ptr<IncomingPull> incoming;
+  decltype(acknowledged_)::node_type acknowledged;
   {
     const std::lock_guard lock(mutex_);
     if (stream != stream_) return;
-    heard_ = Clock::now();
+    heard_ = stream_heard_ = Clock::now();
+    probed_ = false;
     delay_ = kFirstDelay;
-    const auto number = numbers_.find((*held)->pull());
-    if (number == numbers_.end()) return;  // ended meanwhile
-    incoming = number->second.incoming;
+    if ((*held)->has_ended()) acknowledged = acknowledged_.extract((*held)->pull());
+    if (const auto number = numbers_.find((*held)->pull()); number != numbers_.end()) {
+      incoming = number->second.incoming;
+      taking_ = true;
+    }
   }
+  if (!acknowledged.empty()) {
+    const v1::PullEnded& ended = (*held)->ended();
+    acknowledged.mapped().done(ended.has_refused() ? FromProto(ended.refused()) : absl::OkStatus());
+  }
+  if (incoming == nullptr) return;  // it is of none, or of one that has ended meanwhile
   incoming->Take(held);
+  const std::lock_guard lock(mutex_);
+  if (stream != stream_) return;
+  taking_ = false;
+  stream_heard_ = Clock::now();
+}
+
+void PullLink::WatchLocked() {
+  if (std::exchange(watching_, true)) return;
+  OnGrpcThreadAfter(options_.silence / 4, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->Watch();
+  });
+}
+
+void PullLink::Watch() {
+  const std::lock_guard lock(mutex_);
+  watching_ = false;
+  if (stream_ == nullptr || (pulls_.empty() && acknowledged_.empty())) return;
+  const auto silent = taking_ ? Clock::duration(0) : Clock::now() - stream_heard_;
+  if (silent >= options_.silence) {
+    silenced_ = true;
+    return stream_->Cancel();
+  }
+  if (silent >= options_.silence / 2 && !std::exchange(probed_, true)) {
+    v1::PullRequest probe;
+    probe.mutable_probe();
+    stream_->Send(std::move(probe));
+  }
+  WatchLocked();
 }
 
 void PullLink::Broken(PullStream* stream) {
-  const std::lock_guard lock(mutex_);
-  if (stream_ == stream) stream_ = nullptr;
+  std::map<std::uint32_t, Acknowledged> unanswered;
+  bool closed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stream_ == stream) stream_ = nullptr;
+    unanswered.swap(acknowledged_);
+    closed = closed_;
+  }
+  for (auto& [number, acknowledged] : unanswered) {
+    if (closed) {
+      acknowledged.done(Unreachable("the daemon ends"));
+    } else {
+      CallAcknowledge(std::move(acknowledged));
+    }
+  }
 }
 
-void PullLink::Ended(const grpc::Status& status, bool heard) {
+// A pull that waits for its source's engine has nothing to show, and its source answers: then the silence
+// begins with the last answer.
+bool PullLink::IsGivenUp(Entry& entry, const IncomingPull* incoming) const {
+  const bool went_on = (incoming != nullptr && incoming->has_brought()) ||
+                       stream_heard_ - opened_at_ > options_.give_up || !entry.silent_since;
+  if (went_on) entry.silent_since = stream_heard_;
+  return Clock::now() - *entry.silent_since >= options_.give_up;
+}
+
+void PullLink::Ended(std::uint64_t number, const grpc::Status& status, bool heard) {
   std::vector<std::pair<std::shared_ptr<Acceptance>, absl::Status>> failed;
   // The last hold of one ends without the lock.
   std::vector<std::shared_ptr<PullLinks::Pulling>> kept;
@@ -225,27 +315,35 @@ void PullLink::Ended(const grpc::Status& status, bool heard) {
     const std::lock_guard lock(mutex_);
     --streams_;
     idle_.notify_all();
-    if (stream_ != nullptr) return;  // another has taken its place
-    for (auto& [key, entry] : pulls_) entry.number = 0;
+    if (number != opened_) return;  // another has taken its place
     numbers.swap(numbers_);
     const absl::Status refused = FromGrpc(status);
-    if (heard) heard_ = Clock::now();  // pings vouched for the source while it said nothing
+    if (heard && !silenced_) heard_ = Clock::now();  // pings vouched for the source while it said nothing
     const bool for_good = closed_ || Clock::now() - heard_ > options_.give_up ||
                           status.error_code() == grpc::StatusCode::UNIMPLEMENTED ||
                           status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
                           status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
                           RefusalReason(refused) == ReasonName(Reason::MESSAGE_MALFORMED);
+    const absl::Status why =
+        Unreachable(silenced_ ? absl::StrFormat("it has said nothing for %d ms", options_.silence.count())
+                              : status.error_message());
+    bool go_on = false;
     for (auto& [key, entry] : pulls_) {
-      if (for_good) {
-        failed.emplace_back(entry.acceptance, Unreachable(address_, status.error_message()));
-      } else if (const auto pulling = entry.pulling.lock()) {
+      const auto incoming = numbers.find(std::exchange(entry.number, 0));
+      const IncomingPull* pull = incoming == numbers.end() ? nullptr : incoming->second.incoming.get();
+      if (for_good || (silenced_ && IsGivenUp(entry, pull))) {
+        failed.emplace_back(entry.acceptance, why);
+        continue;
+      }
+      go_on = true;
+      if (const auto pulling = entry.pulling.lock()) {
         ++pulling->reconnects_;
         kept.push_back(pulling);
       }
     }
-    if (!for_good && !pulls_.empty()) ReopenLocked();
+    if (go_on) ReopenLocked();
   }
-  for (const auto& [acceptance, why] : failed) acceptance->Fail(why);
+  for (const auto& [acceptance, status_of] : failed) acceptance->Fail(status_of);
 }
 
 void PullLink::ReopenLocked() {

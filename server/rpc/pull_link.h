@@ -9,7 +9,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "kvsummary/v1/handoff.grpc.pb.h"
@@ -29,8 +31,6 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
 
   std::shared_ptr<PullLinks::Pulling> Pull(const std::string& secret, const std::string& transfer,
                                            std::shared_ptr<Acceptance> acceptance);
-  void Acknowledge(const std::string& secret, const std::string& transfer,
-                   std::function<void(absl::Status)> done);
   // Ends the stream, unless something is being pulled; whether it does.
   bool CloseIfIdle();
   // Whether nothing of it is under way.
@@ -41,22 +41,25 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   // For what is being pulled.
   const PullLinks::Options& options() const { return options_; }
   Stats& stats() { return stats_; }
+  absl::Status Unreachable(std::string_view why) const;
   // Of Pulling: it wants no more.
   void End(std::uint64_t key);
+  // Nor does it then, and has it all. On the stream, or in a call of its own when that has broken.
+  void Acknowledge(std::uint64_t key, std::function<void(absl::Status)> done);
   // Begins a pull again, over the stream alone: the way that it took has failed, and is not taken for a
   // while.
   void FallBack(std::uint32_t number, v1::HandoffTransport failed, const std::string& why);
   // Sends a request, if its pull is still one of the stream's.
   void SendOf(std::uint32_t number, v1::PullRequest request);
-  // Of messages that came on a stream: lets the source send as many bytes more.
-  void GiveCredit(std::uint64_t stream, std::int64_t bytes);
+  // Of a pull's chunks that came on a stream: lets the source send as many bytes more.
+  void GiveCredit(std::uint64_t stream, std::uint32_t pull, std::int64_t bytes);
 
   // For streams. A message; on the stream's thread.
   void Take(PullStream* stream, std::shared_ptr<v1::PullResponse> message);
   // It cannot be used any more.
   void Broken(PullStream* stream);
-  // It is over, and nothing of it is left. `heard`: something had come.
-  void Ended(const grpc::Status& status, bool heard);
+  // The number-th is over, and nothing of it is left. `heard`: something had come.
+  void Ended(std::uint64_t number, const grpc::Status& status, bool heard);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -69,6 +72,8 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     std::uint32_t number = 0;  // in the present stream; 0: none
     bool same_host = true;     // what may be tried
     bool ucx = true;
+    // Since when nothing has come, of those streams that the source has let fall silent.
+    std::optional<Clock::time_point> silent_since;
   };
   // A pull of the present stream.
   struct Numbered {
@@ -76,10 +81,23 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     std::shared_ptr<IncomingPull> incoming;
   };
 
+  // What has been acknowledged on the stream, and is not answered yet.
+  struct Acknowledged {
+    std::string secret;
+    std::string transfer;
+    std::function<void(absl::Status)> done;
+  };
+
+  void CallAcknowledge(Acknowledged acknowledged);
+  // Whether the source's silence has ended a stream for the last time, for an entry.
+  bool IsGivenUp(Entry& entry, const IncomingPull* incoming) const;
+  // Looks now and then, while something is awaited, whether the source says something.
+  void Watch();
   // With mutex_ held.
   void OpenLocked();
   void BeginLocked(std::uint64_t key, Entry& entry);
   void ReopenLocked();
+  void WatchLocked();
 
   const std::string address_;
   const PullLinks::Options options_;
@@ -90,19 +108,29 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool closed_ = false;
-  bool waiting_ = false;          // for the time to open a stream again
-  int streams_ = 0;               // that are not done
-  PullStream* stream_ = nullptr;  // that can be used
-  std::uint64_t opened_ = 0;      // streams
+  bool waiting_ = false;  // for the time to open a stream again
+  bool watching_ = false;
+  int streams_ = 0;                       // that are not done
+  std::map<std::uint64_t, Entry> pulls_;  // by key
   std::uint64_t next_key_ = 1;
   std::uint32_t next_number_ = 1;
-  std::map<std::uint64_t, Entry> pulls_;       // by key
-  std::map<std::uint32_t, Numbered> numbers_;  // by number
   Clock::time_point no_same_host_until_;
   Clock::time_point no_ucx_until_;
-  std::int64_t owed_ = 0;    // credit
   Clock::time_point heard_;  // when the source last said something
   std::chrono::milliseconds delay_;
+
+  // The present stream.
+  PullStream* stream_ = nullptr;  // that can be used
+  std::uint64_t opened_ = 0;      // its number
+  Clock::time_point opened_at_;
+  Clock::time_point stream_heard_;             // it, last
+  bool taking_ = false;                        // a message of it is being taken: what follows has to wait
+  bool probed_ = false;                        // since then
+  bool silenced_ = false;                      // it ends because it has said nothing
+  std::map<std::uint32_t, Numbered> numbers_;  // its pulls, by number
+  std::map<std::uint32_t, Acknowledged> acknowledged_;  // by number
+  std::map<std::uint32_t, std::int64_t> owed_;          // credit, by number
+  std::int64_t owed_bytes_ = 0;                         // all of it
 };
 
 }  // namespace kvsummary

@@ -17,6 +17,10 @@ PullLinks::Pulling::~Pulling() {
   if (link_ != nullptr) link_->End(key_);
 }
 
+void PullLinks::Pulling::Acknowledge(std::function<void(absl::Status)> done) {
+  link_->Acknowledge(key_, std::move(done));
+}
+
 PullLinks::~PullLinks() {
   for (const auto& [address, link] : links_) link->Close();
   for (const auto& link : closing_) link->Close();
@@ -48,13 +52,6 @@ absl::StatusOr<std::shared_ptr<PullLinks::Pulling>> PullLinks::Pull(const std::s
   const auto link = Find(address);
   if (!link.ok()) return link.status();
   return (*link)->Pull(secret, transfer, std::move(acceptance));
-}
-
-void PullLinks::Acknowledge(const std::string& address, const std::string& secret,
-                            const std::string& transfer, std::function<void(absl::Status)> done) {
-  const auto link = Find(address);
-  if (!link.ok()) return done(link.status());
-  (*link)->Acknowledge(secret, transfer, std::move(done));
 }
 
 }  // namespace kvsummary

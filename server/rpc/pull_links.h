@@ -2,8 +2,9 @@
 // all that is.
 //
 // A stream that breaks is opened anew, and what is being pulled goes on with the chunks that have not come;
-// it fails when the other daemon has not been heard of for Options::give_up. Chunks that come damaged are
-// asked for again. Thread-safe.
+// it fails when the other daemon has not been heard of for Options::give_up. A stream whose source says
+// nothing for Options::silence, though it is asked, counts as broken: what nothing comes of in this way for
+// give_up fails too. Chunks that come damaged are asked for again. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -27,8 +28,11 @@ class UcxTransport;  // server/rpc/ucx_transport.h
 
 class PullLinks {
  public:
+  using Clock = std::chrono::steady_clock;
+
   struct Options {
     std::chrono::milliseconds give_up{10'000};
+    std::chrono::milliseconds silence{5'000};
     std::int64_t credit_bytes = std::int64_t{32} << 20;  // of chunks under way, of a stream
     bool same_host = true;                               // whether memory may be mapped
     UcxTransport* ucx = nullptr;                         // null: none; it must outlive the links
@@ -44,8 +48,13 @@ class PullLinks {
     v1::HandoffTransport transport() const { return transport_; }
     int reconnects() const { return reconnects_; }
     std::int64_t damaged_chunks() const { return damaged_; }
-    // Whether memory of the source has been read itself: then the offer must have been there to the end.
-    bool mapped() const { return mapped_; }
+    // Whether the bytes that have all come by now are right, whatever the source says of the offer then. If
+    // not, its memory has been read itself, for longer than it is lent: it may have been used for something
+    // else.
+    bool certain() const { return Clock::now() < uncertain_from_.load(); }
+    // Says that the consumer has the offer, and ends; `done` gets the source's answer, or PEER_UNREACHABLE.
+    // Once.
+    void Acknowledge(std::function<void(absl::Status)> done);
 
    private:
     friend class IncomingPull;
@@ -54,7 +63,7 @@ class PullLinks {
     std::shared_ptr<PullLink> link_;
     std::uint64_t key_ = 0;
     std::atomic<v1::HandoffTransport> transport_ = v1::HANDOFF_TRANSPORT_UNSPECIFIED;
-    std::atomic<bool> mapped_ = false;
+    std::atomic<Clock::time_point> uncertain_from_ = Clock::time_point::max();
     std::atomic<int> reconnects_ = 0;
     std::atomic<std::int64_t> damaged_ = 0;
   };
@@ -68,9 +77,6 @@ class PullLinks {
   absl::StatusOr<std::shared_ptr<Pulling>> Pull(const std::string& address, const std::string& secret,
                                                 const std::string& transfer,
                                                 std::shared_ptr<Acceptance> acceptance);
-  // Says that the consumer has an offer; `done` gets the source's answer, or PEER_UNREACHABLE.
-  void Acknowledge(const std::string& address, const std::string& secret, const std::string& transfer,
-                   std::function<void(absl::Status)> done);
 
  private:
   absl::StatusOr<std::shared_ptr<PullLink>> Find(const std::string& address);

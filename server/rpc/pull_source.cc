@@ -1,12 +1,15 @@
 #include "server/rpc/pull_source.h"
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "server/checksum.h"
 #include "server/error.h"
 #include "server/rpc/grpc_thread.h"
@@ -18,12 +21,13 @@
 namespace kvsummary {
 namespace {
 
-constexpr std::size_t kMaxPulls = 4096;   // of a stream
-constexpr std::size_t kChunksAhead = 4;   // read while one is being sent
-constexpr std::size_t kMaxUnsent = 1024;  // messages, then nothing more is read
+constexpr std::size_t kMaxPulls = 4096;    // of a stream
+constexpr std::size_t kChunksAhead = 4;    // read while one is being sent
+constexpr std::size_t kMaxAnswers = 1024;  // unsent, then nothing more is read
 constexpr std::int64_t kMaxCredit = std::int64_t{1} << 30;
 
-// Messages are written one at a time.
+// Messages are written one at a time, and what they say is put together when their turn comes: besides a few
+// chunks only answers to what was asked are kept, and nothing more is read while there are many.
 class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>,
                          public std::enable_shared_from_this<PullSource> {
  public:
@@ -47,7 +51,7 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     if (!handled.ok()) return Stop(handled);
     {
       const std::lock_guard lock(mutex_);
-      paused_ = out_.size() > kMaxUnsent;
+      paused_ = answers_.size() > kMaxAnswers;
       if (paused_) return;
     }
     StartRead(&request_);
@@ -56,9 +60,8 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   void OnWriteDone(bool ok) override {
     const std::lock_guard lock(mutex_);
     writing_ = false;
-    out_.pop_front();
     if (!ok) StopLocked(absl::CancelledError("the puller has gone"));
-    if (std::exchange(paused_, paused_ && out_.size() > kMaxUnsent / 2 && !stopped_) && !paused_) {
+    if (std::exchange(paused_, paused_ && answers_.size() > kMaxAnswers / 2 && !stopped_) && !paused_) {
       StartRead(&request_);
     }
     Go();
@@ -75,7 +78,10 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       pulls.swap(pulls_);
       lender.swap(lender_);
     }
-    for (const auto& [id, pull] : pulls) pull.offer->Forget(Key(id));
+    for (auto& [id, pull] : pulls) {
+      pull.offer().Forget(Key(id));
+      pull.LetGo();
+    }
     self_.reset();
   }
 
@@ -83,17 +89,16 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   // By which offers know a listener.
   Offer::Key Key(std::uint32_t id) const { return {this, id}; }
 
+  static absl::Status Malformed(std::string_view why) { return Refuse(Reason::MESSAGE_MALFORMED, "", why); }
+
   absl::Status Handle() {
     switch (request_.message_case()) {
-      case v1::PullRequest::kHello: {
-        const std::lock_guard lock(mutex_);
-        lender_->set_hello(request_.hello());
-        return absl::OkStatus();
-      }
+      case v1::PullRequest::kHello:
+        return Greet(request_.hello());
       case v1::PullRequest::kBegin:
         return BeginPull(request_.begin());
       case v1::PullRequest::kEnd:
-        EndPull(request_.end().pull());
+        EndPull(request_.end());
         return absl::OkStatus();
       case v1::PullRequest::kAgain: {
         const std::lock_guard lock(mutex_);
@@ -103,13 +108,11 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
         Go();
         return taken;
       }
-      case v1::PullRequest::kCreditBytes: {
+      case v1::PullRequest::kCredit:
+        return TakeCredit(request_.credit());
+      case v1::PullRequest::kProbe: {
         const std::lock_guard lock(mutex_);
-        if (request_.credit_bytes() < 0 ||
-            request_.credit_bytes() > kMaxCredit - std::max<std::int64_t>(credit_, 0)) {
-          return Malformed("credit is negative or above 1 GiB");
-        }
-        credit_ += request_.credit_bytes();
+        answers_.emplace_back().mutable_alive();
         Go();
         return absl::OkStatus();
       }
@@ -119,7 +122,15 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     return Malformed("the message is of no kind");
   }
 
-  static absl::Status Malformed(std::string_view why) { return Refuse(Reason::MESSAGE_MALFORMED, "", why); }
+  absl::Status Greet(const v1::PullHello& hello) {
+    if (hello.version() != kPullVersion) {
+      return absl::UnimplementedError(
+          absl::StrFormat("it speaks version %d of Pull, not %d", kPullVersion, hello.version()));
+    }
+    const std::lock_guard lock(mutex_);
+    lender_->set_hello(hello);
+    return absl::OkStatus();
+  }
 
   absl::Status BeginPull(const v1::PullBegin& begin) {
     const std::uint32_t id = begin.pull();
@@ -127,113 +138,128 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     auto admission = std::make_unique<Drain::Call>(context_.drain);
     auto offer = admission->admitted().ok() ? context_.offers.Bind(begin.offer_secret(), begin.transfer_id())
                                             : absl::StatusOr<std::shared_ptr<Offer>>(admission->admitted());
-    {
-      const std::lock_guard lock(mutex_);
-      if (pulls_.contains(id) || pulls_.size() >= kMaxPulls) {
-        return Malformed("the number of the pull is taken, or there are too many");
-      }
-      if (!offer.ok()) {
-        FillFailed(offer.status(), Out(id).mutable_failed());
-        Go();
-        return absl::OkStatus();
-      }
-      SourcePull& pull = pulls_.try_emplace(id, begin, *offer, std::move(admission)).first->second;
-      v1::PullAccepted accepted;
-      lender_->Choose(begin, pull, accepted);
-      FillAccepted(**offer, (*offer)->Look(0), &accepted);
-      *Out(id).mutable_accepted() = std::move(accepted);
-      Advance(id, pull);
-      Go();
-    }
-    (*offer)->Listen(Key(id), [weak = weak_from_this(), id] {
-      OnGrpcThread([weak, id] {
-        if (const auto self = weak.lock()) self->Changed(id);
+    // Before it is told how the offer stands, so that nothing is missed. The listener has no lock to wait
+    // for.
+    if (offer.ok()) {
+      (*offer)->Listen(Key(id), [weak = weak_from_this(), id] {
+        OnGrpcThread([weak, id] {
+          if (const auto self = weak.lock()) self->Changed(id);
+        });
       });
-    });
-    Changed(id);  // what has happened before it listened
+    }
+    const std::lock_guard lock(mutex_);
+    if (pulls_.contains(id) || pulls_.size() >= kMaxPulls) {
+      return Malformed("the number of the pull is taken, or there are too many");
+    }
+    if (offer.ok()) {
+      SourcePull& pull = pulls_.try_emplace(id, begin, *offer, std::move(admission)).first->second;
+      pull.accepted.set_version(kPullVersion);
+      lender_->Choose(begin, pull);
+      news_.insert(id);
+    } else {
+      v1::PullResponse& refused = answers_.emplace_back();
+      refused.set_pull(id);
+      FillFailed(offer.status(), refused.mutable_failed());
+    }
+    Go();
     return absl::OkStatus();
   }
 
-  void EndPull(std::uint32_t id) {
-    std::shared_ptr<Offer> offer;
+  void EndPull(const v1::PullEnd& end) {
+    std::map<std::uint32_t, SourcePull>::node_type pull;  // ends without the lock
     {
       const std::lock_guard lock(mutex_);
-      const auto pull = pulls_.extract(id);
-      if (!pull.empty()) offer = pull.mapped().offer;
-      Withdraw(id);
-      Go();
+      pull = pulls_.extract(end.pull());
+      news_.erase(end.pull());
+      std::erase_if(chunks_, [&](const v1::PullResponse& message) {
+        if (message.pull() != end.pull()) return false;
+        credit_ += message.chunk().size_bytes();
+        return true;
+      });
     }
-    if (offer != nullptr) offer->Forget(Key(id));
+    if (!pull.empty()) pull.mapped().offer().Forget(Key(end.pull()));
+    v1::PullResponse ended;
+    ended.set_pull(end.pull());
+    if (end.acknowledge()) {
+      const absl::Status taken =
+          pull.empty() ? Malformed("a pull that is none is acknowledged")
+                       : context_.offers.Acknowledge(pull.mapped().secret(), pull.mapped().transfer());
+      ended.mutable_ended();
+      if (!taken.ok()) FillFailed(taken, ended.mutable_ended()->mutable_refused());
+    }
+    const std::lock_guard lock(mutex_);
+    if (end.acknowledge()) answers_.push_back(std::move(ended));
+    Go();
+  }
+
+  absl::Status TakeCredit(const v1::PullCredit& credit) {
+    const std::lock_guard lock(mutex_);
+    if (credit.bytes() < 0 || credit.bytes() > kMaxCredit - std::max<std::int64_t>(credit_, 0)) {
+      return Malformed("credit is negative or above 1 GiB");
+    }
+    credit_ += credit.bytes();
+    if (const auto pull = pulls_.find(credit.pull()); pull != pulls_.end()) {
+      pull->second.under_way_bytes -= std::min(credit.bytes(), pull->second.under_way_bytes);
+    }
+    Go();
+    return absl::OkStatus();
   }
 
   void Changed(std::uint32_t id) {
     const std::lock_guard lock(mutex_);
-    const auto pull = pulls_.find(id);
-    if (pull == pulls_.end()) return;
-    Advance(id, pull->second);
+    if (!pulls_.contains(id)) return;
+    news_.insert(id);
     Go();
   }
 
   // All below: with mutex_ held.
 
-  v1::PullResponse& Out(std::uint32_t id) {
-    v1::PullResponse& message = out_.emplace_back();
-    message.set_pull(id);
-    return message;
-  }
-
-  // Takes back what is not sent yet of a pull that has ended.
-  void Withdraw(std::uint32_t id) {
-    for (auto message = out_.begin() + (writing_ ? 1 : 0); message != out_.end();) {
-      if (message->pull() != id) {
-        ++message;
-        continue;
-      }
-      credit_ += message->chunk().size_bytes();
-      message = out_.erase(message);
-    }
-  }
-
-  // Tells what is new of an offer.
-  void Advance(std::uint32_t id, SourcePull& pull) {
-    const Offer::View view = pull.offer->Look(pull.parts.size());
-    if (!view.ended.ok()) {
-      if (!pull.done && !pull.ended) FillFailed(view.ended, Out(id).mutable_failed());
-      pull.End();  // nothing is kept for a puller that does not end
-      return;
-    }
-    for (const auto& staged : view.parts) {
-      if (pull.loan != nullptr && !pull.loan->Lend(staged)) {
-        FillFailed(Refuse(Reason::PEER_UNREACHABLE, "", "the UCX helper has ended"),
-                   Out(id).mutable_failed());
-        pull.ended = true;
-        return;
-      }
-      v1::PullPart* part = Out(id).mutable_part();
-      part->set_part(staged->number);
-      FillPart(staged->part, staged->extent.offset(), part);
-      pull.parts.push_back(staged);
-    }
-    pull.complete = view.complete;
-    pull.committed_tokens = view.committed_tokens;
-  }
-
   // Keeps a few chunks ready, and a message on its way.
   void Go() {
-    while (!stopped_ && out_.size() + loads_ < kChunksAhead && NextChunk()) {
-    }
-    if (!stopped_) TellDone();
-    if (draining_ && pulls_.empty()) {
+    if (draining_ && pulls_.empty() && answers_.empty()) {
       StopLocked(Refuse(Reason::DRAINING, "", "the daemon is draining and takes no new calls"));
     }
-    if (writing_ || finished_) return;
     if (stopped_) {
-      if (loads_ > 0) return;  // they hold parts
+      if (writing_ || loads_ > 0 || finished_) return;  // loads hold parts
       finished_ = true;
-      Finish(ToGrpc(*stopped_));
-    } else if (!out_.empty()) {
-      writing_ = true;
-      StartWrite(&out_.front());
+      return Finish(ToGrpc(*stopped_));
+    }
+    ReadAhead();
+    if (writing_ || !NextMessage()) return;
+    writing_ = true;
+    StartWrite(&message_);
+  }
+
+  // Puts the next message together; false when there is nothing to say.
+  bool NextMessage() {
+    if (!answers_.empty()) {
+      message_ = std::move(answers_.front());
+      answers_.pop_front();
+      return true;
+    }
+    message_.Clear();
+    while (!news_.empty()) {
+      const std::uint32_t id = *news_.begin();
+      news_.erase(news_.begin());
+      pulls_.at(id).Tell(message_);
+      if (message_.ByteSizeLong() == 0) continue;  // it has been told
+      message_.set_pull(id);
+      ReadAhead();  // of new parts
+      if (!chunks_.empty() && chunks_.front().pull() == id) {
+        message_.mutable_chunk()->Swap(chunks_.front().mutable_chunk());
+        chunks_.pop_front();
+      }
+      return true;
+    }
+    if (chunks_.empty()) return false;
+    message_ = std::move(chunks_.front());
+    chunks_.pop_front();
+    ReadAhead();
+    return true;
+  }
+
+  void ReadAhead() {
+    while (chunks_.size() + loads_ < kChunksAhead && NextChunk()) {
     }
   }
 
@@ -243,6 +269,8 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     auto turn = pulls_.upper_bound(last_);
     for (std::size_t i = 0; i < pulls_.size(); ++i, ++turn) {
       if (turn == pulls_.end()) turn = pulls_.begin();
+      // One whose puller is slow leaves room for the others.
+      if (turn->second.under_way_bytes > credit_) continue;
       const auto place = turn->second.Take();
       if (!place) continue;
       last_ = turn->first;
@@ -253,72 +281,56 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   }
 
   void Load(std::uint32_t id, SourcePull& pull, const SourcePull::Place& place) {
-    const std::shared_ptr<const StagedPart> staged = pull.parts[place.part];
-    const Chunk chunk = ChunkAt(staged->part, place.chunk);
+    const StagedPart& staged = pull.part(place.part);
+    const Chunk chunk = ChunkAt(staged.part, place.chunk);
     credit_ -= chunk.bytes();
+    pull.under_way_bytes += chunk.bytes();
     context_.stats.handoff_sent_bytes += chunk.bytes();
-    Device& device = pull.offer->device();
-    if (pull.transport == v1::HANDOFF_TRANSPORT_UCX) {
-      v1::PullChunk& message = *Out(id).mutable_chunk();
-      message.set_part(static_cast<std::int32_t>(place.part));
-      message.set_chunk(place.chunk);
-      message.set_size_bytes(chunk.bytes());
-      message.set_checksum(ChunkChecksum(message.part(), place.chunk,
-                                         staged->data() + chunk.offset(staged->part),
-                                         static_cast<std::size_t>(chunk.bytes())));
-      return;
-    }
-    if (!device.pins_host_memory()) {
-      FillChunk(
-          place,
-          std::string(staged->data() + chunk.offset(staged->part), static_cast<std::size_t>(chunk.bytes())),
-          *Out(id).mutable_chunk());
+    v1::PullResponse message;
+    message.set_pull(id);
+    message.mutable_chunk()->set_part(static_cast<std::int32_t>(place.part));
+    message.mutable_chunk()->set_chunk(place.chunk);
+    message.mutable_chunk()->set_size_bytes(chunk.bytes());
+    Device& device = pull.offer().device();
+    const bool fetched = pull.transport == v1::HANDOFF_TRANSPORT_UCX;
+    if (fetched || !device.pins_host_memory()) {
+      const char* data = staged.data() + chunk.offset(staged.part);
+      Seal(*message.mutable_chunk(), data, static_cast<std::size_t>(chunk.bytes()));
+      if (!fetched) message.mutable_chunk()->set_data(data, static_cast<std::size_t>(chunk.bytes()));
+      chunks_.push_back(std::move(message));
       return;
     }
     ++loads_;
     ++pull.loads;
-    device.executor().SubmitFree([self = shared_from_this(), id, staged, chunk, place] {
-      std::string bytes;
-      const absl::Status read = ReadChunk(*staged, chunk, bytes);
-      v1::PullChunk message;
-      if (read.ok()) FillChunk(place, std::move(bytes), message);
-      self->Loaded(id, chunk.bytes(), read, std::move(message));
+    device.executor().SubmitFree([self = shared_from_this(), part = pull.shared_part(place.part), chunk,
+                                  message = std::move(message)]() mutable {
+      std::string& bytes = *message.mutable_chunk()->mutable_data();
+      const absl::Status read = ReadChunk(*part, chunk, bytes);
+      if (read.ok()) Seal(*message.mutable_chunk(), bytes.data(), bytes.size());
+      self->Loaded(std::move(message), read);
     });
   }
 
-  static void FillChunk(const SourcePull::Place& place, std::string bytes, v1::PullChunk& chunk) {
-    chunk.set_part(static_cast<std::int32_t>(place.part));
-    chunk.set_chunk(place.chunk);
-    chunk.set_size_bytes(static_cast<std::int64_t>(bytes.size()));
-    chunk.set_checksum(ChunkChecksum(chunk.part(), place.chunk, bytes.data(), bytes.size()));
-    chunk.set_data(std::move(bytes));
+  static void Seal(v1::PullChunk& chunk, const char* data, std::size_t bytes) {
+    chunk.set_checksum(ChunkChecksum(chunk.part(), chunk.chunk(), data, bytes));
   }
 
   // (executor; without the lock) A chunk of a pull has been read, or not.
-  void Loaded(std::uint32_t id, std::int64_t bytes, const absl::Status& read, v1::PullChunk chunk) {
+  void Loaded(v1::PullResponse message, const absl::Status& read) {
     const std::lock_guard lock(mutex_);
     --loads_;
-    const auto pull = pulls_.find(id);
-    const bool wanted = pull != pulls_.end();
-    if (wanted) {
+    const auto pull = pulls_.find(message.pull());
+    if (pull == pulls_.end() || !read.ok()) credit_ += message.chunk().size_bytes();
+    if (pull != pulls_.end()) {
       --pull->second.loads;
       if (read.ok()) {
-        *Out(id).mutable_chunk() = std::move(chunk);
+        chunks_.push_back(std::move(message));
       } else {
-        FillFailed(read, Out(id).mutable_failed());
-        pull->second.ended = true;
+        pull->second.Fail(read);
+        news_.insert(message.pull());
       }
     }
-    if (!wanted || !read.ok()) credit_ += bytes;
     Go();
-  }
-
-  void TellDone() {
-    for (auto& [id, pull] : pulls_) {
-      if (!pull.IsThrough()) continue;
-      pull.done = true;
-      Out(id).mutable_done()->set_committed_tokens(pull.committed_tokens);
-    }
   }
 
   void Stop(const absl::Status& status) {
@@ -338,10 +350,13 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   std::map<std::uint32_t, SourcePull> pulls_;
   std::uint32_t last_ = 0;  // pull that had its turn
   std::int64_t credit_ = 0;
-  std::size_t loads_ = 0;
-  std::deque<v1::PullResponse> out_;
+  std::size_t loads_ = 0;                 // chunks that are being read
+  std::deque<v1::PullResponse> answers_;  // to be written, as the next two; these first
+  std::set<std::uint32_t> news_;          // pulls that there may be something to tell of
+  std::deque<v1::PullResponse> chunks_;   // last
+  v1::PullResponse message_;              // being written
   bool writing_ = false;
-  bool paused_ = false;  // reading, until enough is sent
+  bool paused_ = false;  // reading, until enough is written
   bool draining_ = false;
   std::optional<absl::Status> stopped_;
   bool finished_ = false;

@@ -46,9 +46,10 @@ void PullStream::OnWriteDone(bool ok) {
 
 void PullStream::OnDone(const grpc::Status& status) {
   const std::shared_ptr<PullLink> link = link_;
+  const std::uint64_t number = number_;
   const bool heard = heard_;
   delete this;
-  link->Ended(status, heard);
+  link->Ended(number, status, heard);
 }
 
 }  // namespace kvsummary

@@ -5,6 +5,8 @@
 
 #include "server/error.h"
 #include "server/handoff/handoff_text.h"
+#include "server/rpc/grpc_thread.h"
+#include "server/rpc/handoff_wire.h"
 
 namespace kvsummary {
 namespace {
@@ -19,6 +21,7 @@ absl::Status Malformed(std::string_view why) { return Refuse(Reason::MESSAGE_MAL
 }  // namespace
 
 absl::Status SourcePull::Check(const v1::PullBegin& begin) {
+  if (begin.pull() == 0) return Malformed("the pull has no number");
   if (begin.transfer_id().size() != kTransferBytes || begin.regions() < 0) {
     return Malformed("transfer_id has not 16 bytes, or regions is negative");
   }
@@ -33,14 +36,66 @@ absl::Status SourcePull::Check(const v1::PullBegin& begin) {
   return absl::OkStatus();
 }
 
-SourcePull::SourcePull(const v1::PullBegin& begin, std::shared_ptr<Offer> pulled,
-                       std::unique_ptr<Drain::Call> admitted)
-    : admission(std::move(admitted)), offer(std::move(pulled)) {
+SourcePull::SourcePull(const v1::PullBegin& begin, std::shared_ptr<Offer> offer,
+                       std::unique_ptr<Drain::Call> admission)
+    : admission_(std::move(admission)),
+      offer_(std::move(offer)),
+      secret_(begin.offer_secret()),
+      transfer_(begin.transfer_id()) {
   wanted_.regions = begin.regions();
   for (const auto& blocks : begin.blocks()) wanted_.blocks[blocks.group()] = {blocks.first(), blocks.count()};
   for (const auto& held : begin.held()) {
     held_[static_cast<std::size_t>(held.part())].push_back({held.first(), held.count()});
   }
+}
+
+void SourcePull::Tell(v1::PullResponse& message) {
+  const Offer::View view = offer_->Look(parts_.size());
+  if (!view.ended.ok()) {
+    told_failed_ = told_failed_ || IsThrough();  // who has all need not know
+    Fail(view.ended);
+  }
+  if (!failed_.ok()) {
+    if (!std::exchange(told_failed_, true)) FillFailed(failed_, message.mutable_failed());
+    return;
+  }
+  if (!std::exchange(begun_, true)) {
+    if (transport == v1::HANDOFF_TRANSPORT_SAME_HOST) {
+      accepted.set_lease_milliseconds(kLease.count());
+      lent_until_ = std::chrono::steady_clock::now() + kLease;
+    }
+    FillAccepted(*offer_, view, &accepted);
+    *message.mutable_accepted() = std::move(accepted);
+  }
+  for (const auto& staged : view.parts) {
+    if (loan != nullptr && !loan->Lend(staged)) {
+      Fail(Refuse(Reason::PEER_UNREACHABLE, "", "the UCX helper has ended"));
+      told_failed_ = true;
+      return FillFailed(failed_, message.mutable_failed());
+    }
+    v1::PullPart* part = message.add_parts();
+    part->set_part(staged->number);
+    FillPart(staged->part, staged->extent.offset(), part);
+    parts_.push_back(staged);
+  }
+  if (view.complete && !std::exchange(done_, true)) {
+    message.mutable_done()->set_committed_tokens(view.committed_tokens);
+  }
+}
+
+void SourcePull::Fail(const absl::Status& why) {
+  failed_.Update(why);
+  loan = nullptr;
+  LetGo();
+  again_.clear();
+}
+
+void SourcePull::LetGo() {
+  const auto left = lent_until_ - std::chrono::steady_clock::now();
+  if (left > std::chrono::nanoseconds(0) && !parts_.empty()) {
+    OnGrpcThreadAfter(std::chrono::ceil<std::chrono::milliseconds>(left), [parts = parts_] {});
+  }
+  parts_.clear();
 }
 
 bool SourcePull::Holds(const Place& place) const {
@@ -52,14 +107,14 @@ bool SourcePull::Holds(const Place& place) const {
 }
 
 std::optional<SourcePull::Place> SourcePull::Take() {
-  if (ended || transport == v1::HANDOFF_TRANSPORT_SAME_HOST) return std::nullopt;
+  if (!failed_.ok() || transport == v1::HANDOFF_TRANSPORT_SAME_HOST) return std::nullopt;
   if (!again_.empty()) {
     const Place place = again_.front();
     again_.pop_front();
     return place;
   }
-  for (; next_.part < parts.size(); next_ = {next_.part + 1, 0}) {
-    const Part& part = parts[next_.part]->part;
+  for (; next_.part < parts_.size(); next_ = {next_.part + 1, 0}) {
+    const Part& part = parts_[next_.part]->part;
     for (; next_.chunk < ChunkCount(part); ++next_.chunk) {
       if (!IsWanted(wanted_, part, ChunkAt(part, next_.chunk)) || Holds(next_)) continue;
       const Place place = next_;
@@ -71,27 +126,19 @@ std::optional<SourcePull::Place> SourcePull::Take() {
 }
 
 bool SourcePull::IsThrough() const {
-  if (done || ended || !complete || loads > 0 || !again_.empty()) return false;
-  return transport == v1::HANDOFF_TRANSPORT_SAME_HOST || next_.part == parts.size();
+  if (!done_ || loads > 0 || !again_.empty()) return false;
+  return transport == v1::HANDOFF_TRANSPORT_SAME_HOST || next_.part == parts_.size();
 }
 
 absl::Status SourcePull::TakeAgain(const v1::PullAgain& chunk) {
-  if (ended) return absl::OkStatus();
+  if (!failed_.ok()) return absl::OkStatus();
   const Place place{static_cast<std::size_t>(chunk.part()), chunk.chunk()};
-  if (place.part >= parts.size() || place.chunk < 0 || place.chunk >= ChunkCount(parts[place.part]->part) ||
+  if (place.part >= parts_.size() || place.chunk < 0 || place.chunk >= ChunkCount(parts_[place.part]->part) ||
       again_.size() >= kMaxAgain) {
     return Malformed("a chunk that was never sent is asked for again");
   }
   again_.push_back(place);
-  done = false;
   return absl::OkStatus();
-}
-
-void SourcePull::End() {
-  ended = true;
-  loan = nullptr;
-  parts.clear();
-  again_.clear();
 }
 
 }  // namespace kvsummary

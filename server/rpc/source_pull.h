@@ -1,11 +1,13 @@
 // One offer as it is pulled over one stream: what the puller wants of it, what it has been told and sent.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,7 +20,9 @@
 namespace kvsummary {
 
 // A part's bytes are kept from when it is told until the pull ends: who maps them reads them without a word.
-struct SourcePull {
+// Of an offer that ends before, or whose puller's stream does, they are kept for as long as they are lent.
+class SourcePull {
+ public:
   struct Place {
     std::size_t part = 0;
     std::int64_t chunk = 0;
@@ -26,38 +30,58 @@ struct SourcePull {
 
   // Whether a request to begin is one: MESSAGE_MALFORMED.
   static absl::Status Check(const v1::PullBegin& begin);
+  // How long after it is told `accepted` who maps the memory may read it, whatever becomes of the offer.
+  static constexpr std::chrono::milliseconds kLease{500};
+
   // `begin` has been checked.
-  SourcePull(const v1::PullBegin& begin, std::shared_ptr<Offer> pulled,
-             std::unique_ptr<Drain::Call> admitted);
+  SourcePull(const v1::PullBegin& begin, std::shared_ptr<Offer> offer,
+             std::unique_ptr<Drain::Call> admission);
+
+  Offer& offer() const { return *offer_; }
+  const std::shared_ptr<Offer>& shared_offer() const { return offer_; }
+  const std::string& secret() const { return secret_; }
+  const std::string& transfer() const { return transfer_; }
+  const StagedPart& part(std::size_t number) const { return *parts_[number]; }
+  std::shared_ptr<const StagedPart> shared_part(std::size_t number) const { return parts_[number]; }
+
+  // Adds what the puller has not been told yet to a message.
+  void Tell(v1::PullResponse& message);
+  // Nothing more is sent but why.
+  void Fail(const absl::Status& why);
+  // To be called when the puller is gone without a word.
+  void LetGo();
 
   // The next chunk that the puller wants and has not got, of the parts that have been told; nothing where
   // chunks are not sent.
   std::optional<Place> Take();
-  // Whether everything has been told and given out, but not that it has.
-  bool IsThrough() const;
   // Asks for a chunk again: MESSAGE_MALFORMED when it cannot have been sent.
   absl::Status TakeAgain(const v1::PullAgain& chunk);
-  // Nothing more is sent, and nothing is kept. What is read of mapped memory from now on cannot be
-  // acknowledged.
-  void End();
 
-  std::unique_ptr<Drain::Call> admission;  // it holds a drain up
-  std::shared_ptr<Offer> offer;
+  // How it goes: chosen before anything is told.
+  v1::PullAccepted accepted = {};
   v1::HandoffTransport transport = v1::HANDOFF_TRANSPORT_GRPC;
-  std::unique_ptr<UcxTransport::Loan> loan;              // of UCX
-  std::vector<std::shared_ptr<const StagedPart>> parts;  // that have been told
-  bool complete = false;                                 // no others will come
-  std::int64_t committed_tokens = 0;                     // when complete
-  std::size_t loads = 0;                                 // of its chunks, under way
-  bool done = false;                                     // that has been told
-  bool ended = false;                                    // the offer is no more, or could not be read
+  std::unique_ptr<UcxTransport::Loan> loan = nullptr;  // of UCX
+  std::int64_t under_way_bytes = 0;                    // of chunks: for which no credit has come back
+  std::size_t loads = 0;                               // of its chunks, being read
 
  private:
   bool Holds(const Place& place) const;
+  // Whether all that there will ever be has been taken.
+  bool IsThrough() const;
 
+  const std::unique_ptr<Drain::Call> admission_;  // it holds a drain up
+  const std::shared_ptr<Offer> offer_;
+  const std::string secret_;
+  const std::string transfer_;
   Wanted wanted_;
   std::map<std::size_t, std::vector<Wanted::Run>> held_;  // by part: that the puller has
-  Place next_;                                            // chunk to look at
+  std::vector<std::shared_ptr<const StagedPart>> parts_;  // that have been told
+  std::chrono::steady_clock::time_point lent_until_;      // if they are read where they lie
+  bool begun_ = false;                                    // `accepted` has been told
+  bool done_ = false;                                     // and that no more parts will come
+  absl::Status failed_;                                   // why nothing more is sent
+  bool told_failed_ = false;
+  Place next_;  // chunk to look at
   std::deque<Place> again_;
 };
 

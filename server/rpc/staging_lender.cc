@@ -14,10 +14,11 @@ StagingLender::~StagingLender() {
   if (session_ != nullptr) context_.sessions.End(session_);
 }
 
-void StagingLender::Choose(const v1::PullBegin& begin, SourcePull& pull, v1::PullAccepted& accepted) {
+void StagingLender::Choose(const v1::PullBegin& begin, SourcePull& pull) {
+  v1::PullAccepted& accepted = pull.accepted;
   const std::set<int> can(begin.transports().begin(), begin.transports().end());
   if (can.contains(v1::HANDOFF_TRANSPORT_SAME_HOST) &&
-      LendMemory(begin, pull.offer->device(), *accepted.mutable_memory())) {
+      LendMemory(begin, pull.offer().device(), *accepted.mutable_memory())) {
     pull.transport = v1::HANDOFF_TRANSPORT_SAME_HOST;
     accepted.set_descriptor_socket(context_.descriptor_socket);
   } else {
@@ -34,7 +35,7 @@ bool StagingLender::LendToUcx(SourcePull& pull, v1::PullAccepted& accepted) {
       hello_.ucx_version() != context_.ucx->version()) {
     return false;
   }
-  const Memory* memory = context_.offers.arena(pull.offer->device())->memory();
+  const Memory* memory = context_.offers.arena(pull.offer().device())->memory();
   if (memory != nullptr) pull.loan = context_.ucx->Borrow(*memory);
   if (pull.loan == nullptr) return false;
   accepted.set_ucx_address(pull.loan->address());

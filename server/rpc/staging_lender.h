@@ -22,8 +22,8 @@ class StagingLender {
   StagingLender& operator=(const StagingLender&) = delete;
 
   void set_hello(const v1::PullHello& hello) { hello_ = hello; }
-  // Chooses the best way that both sides can do, and says in `accepted` where the bytes are.
-  void Choose(const v1::PullBegin& begin, SourcePull& pull, v1::PullAccepted& accepted);
+  // Chooses the best way that both sides can do, and says in pull.accepted where the bytes are.
+  void Choose(const v1::PullBegin& begin, SourcePull& pull);
 
  private:
   bool LendMemory(const v1::PullBegin& begin, const Device& device, v1::MemoryHandle& handle);

@@ -99,10 +99,11 @@ sent_beyond() {
   done
 }
 
+# A source may hear that a request has arrived a moment after the client does.
 nothing_is_left() {
   local name
   for name in a b; do
-    is "$(number "$name" .handoff.offers) == 0 and $(number "$name" .handoff.staged_bytes) == 0"
+    until [[ $(number "$name" .handoff.offers) -eq 0 && $(number "$name" .handoff.staged_bytes) -eq 0 ]]; do :; done
     expect_code 0 ctl "${here[$name]}" caches
     ! grep -qE 'replay|handoff' "$dir/out" || die "a cache is left on $name: $(cat "$dir/out")"
   done
@@ -154,10 +155,10 @@ cut_for() {
   cat "$dir/bench"
   [[ $code -eq 0 ]] || die "exit code $code: $(cat "$dir/b.log")"
   is "$(field "$dir/bench" .wrong_blocks) == 0"
+  nothing_is_left
   is "$(number a .handoff.completed) == 2 and $(number b .handoff.accepted) == 2"
   # Beyond two requests only what was under way when the connection broke.
   is "$(number a .handoff.sent_bytes) < 2 * $bytes + $under_way"
-  nothing_is_left
 }
 
 test_a_link_that_is_cut_for_a_second() { cut_for 1; }

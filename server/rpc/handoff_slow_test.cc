@@ -1,0 +1,204 @@
+// Pullers that take their time, and caches that are deleted meanwhile.
+#include <fstream>
+
+#include "server/handoff/handoff_text.h"
+#include "server/rpc/handoff_test_fixture.h"
+
+namespace kvsummary {
+namespace {
+
+// More than a connection and what is read ahead of it hold.
+constexpr CacheGeometry kWide = {.layers = 12,
+                                 .blocks = 4,
+                                 .block_size = 32768,
+                                 .block_stride = 0,
+                                 .ring_blocks = 2,
+                                 .capacity = 16,
+                                 .rows_per_layer = 16,
+                                 .k = 0};
+constexpr std::int64_t kWideTokens = 32768;
+constexpr std::int64_t kWideBytes = kWideTokens / 8 * 256 * 12;  // a chunk a layer, and no rows
+const PlacedRequest kWideRequest = {{3}, 1};
+
+class HandoffSlowTest : public HandoffRpcTest {
+ protected:
+  // A puller that does only what it is told to.
+  struct Puller {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::PullRequest, v1::PullResponse>> stream;
+
+    void Credit(std::uint32_t pull, std::int64_t bytes) {
+      v1::PullRequest request;
+      request.mutable_credit()->set_pull(pull);
+      request.mutable_credit()->set_bytes(bytes);
+      ASSERT_TRUE(stream->Write(request));
+    }
+    void Begin(std::uint32_t pull, const v1::OfferResponse& offer, bool same_host = false) {
+      v1::PullRequest request;
+      request.mutable_begin()->set_pull(pull);
+      request.mutable_begin()->set_offer_secret(ParseHandoff(offer.handoff())->secret);
+      request.mutable_begin()->set_transfer_id("a puller of tests");
+      request.mutable_begin()->mutable_transfer_id()->resize(kTransferBytes);
+      request.mutable_begin()->set_regions(kWideTokens / 8);
+      if (same_host) request.mutable_begin()->add_transports(v1::HANDOFF_TRANSPORT_SAME_HOST);
+      ASSERT_TRUE(stream->Write(request));
+    }
+    ~Puller() {
+      context.TryCancel();
+      stream->Finish();
+    }
+  };
+  std::unique_ptr<Puller> Open() {
+    auto puller = std::make_unique<Puller>();
+    puller->stream = source_.stub->Pull(&puller->context);
+    v1::PullRequest hello;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), *hello.mutable_hello()->mutable_boot_id());
+    hello.mutable_hello()->set_version(1);
+    EXPECT_TRUE(puller->stream->Write(hello));
+    return puller;
+  }
+  v1::OfferResponse OfferWide() {
+    if (wide_ == nullptr) wide_ = source_.MakeCache("wide", kWide);
+    auto request = OfferRequestOf(*wide_, kWideRequest, kWideTokens);
+    request.set_back_off_tokens(0);
+    return MustOffer(request);
+  }
+
+  std::shared_ptr<Cache> wide_;
+};
+
+TEST_F(HandoffSlowTest, ASlowReaderNeitherGrowsTheSourceNorHoldsUpAnother) {
+  StartBoth(false, false, {});
+  const auto slow = Open();
+  slow->Credit(0, std::int64_t{1} << 30);  // as if it had room for everything
+  slow->Begin(1, OfferWide());
+  // It reads nothing. Others have theirs meanwhile.
+  Large large = OfferLarge();
+  std::int64_t others = 0;
+  for (int i = 0; i < 3; ++i) {
+    v1::AcceptResponse reply;
+    const auto status = Accept(AcceptOf(large), &reply);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    ASSERT_EQ(reply.transport(), v1::HANDOFF_TRANSPORT_GRPC);
+    EXPECT_TRUE(Arrived(large));
+    others += reply.bytes();
+    large = OfferAgain(large);
+  }
+  // Four chunks that are read ahead, the one that is being written and those that the connection holds.
+  EXPECT_LE(source_.Stats().sent_bytes() - others, 8 * kChunkBytes);
+  // It gets everything all the same, as soon as it reads.
+  std::int64_t came = 0;
+  for (v1::PullResponse message; came < kWideBytes && slow->stream->Read(&message);) {
+    came += static_cast<std::int64_t>(message.chunk().data().size());
+  }
+  EXPECT_EQ(came, kWideBytes);
+}
+
+TEST_F(HandoffSlowTest, APullWhoseChunksAreNotTakenLeavesRoomForTheOthersOfItsStream) {
+  StartBoth(false, false, {});
+  constexpr std::int64_t kCredit = 8 * kChunkBytes;
+  const auto puller = Open();
+  puller->Credit(0, kCredit);
+  const auto first = OfferWide();
+  puller->Begin(1, first);
+  std::map<std::uint32_t, std::int64_t> came;
+  v1::PullResponse message;
+  // The first one's chunks are read, but their room is not given back: it stops at half of the credit.
+  while (came[1] < kCredit / 2 + kChunkBytes && puller->stream->Read(&message)) {
+    came[message.pull()] += message.chunk().size_bytes();
+  }
+  puller->Begin(2, OfferWide());
+  while (came[2] < kWideBytes && puller->stream->Read(&message)) {
+    came[message.pull()] += message.chunk().size_bytes();
+    if (message.pull() == 2 && message.has_chunk()) puller->Credit(2, message.chunk().size_bytes());
+  }
+  EXPECT_EQ(came[2], kWideBytes);
+  EXPECT_EQ(came[1], kCredit / 2 + kChunkBytes);
+  // When they have been taken, it goes on.
+  puller->Credit(1, came[1]);
+  while (came[1] < kWideBytes && puller->stream->Read(&message)) {
+    came[message.pull()] += message.chunk().size_bytes();
+    if (message.has_chunk()) puller->Credit(1, message.chunk().size_bytes());
+  }
+  EXPECT_EQ(came[1], kWideBytes);
+}
+
+TEST_F(HandoffSlowTest, MemoryThatIsReadWhereItLiesStaysAsItIsForAsLongAsItIsLent) {
+  for (const bool gone : {false, true}) {
+    source_ = Start("source");
+    wide_ = nullptr;
+    auto puller = Open();
+    const auto begun = std::chrono::steady_clock::now();
+    const auto offer = OfferWide();
+    puller->Begin(1, offer, true);
+    v1::PullResponse message;
+    ASSERT_TRUE(puller->stream->Read(&message));
+    ASSERT_EQ(message.accepted().transport(), v1::HANDOFF_TRANSPORT_SAME_HOST);
+    ASSERT_GT(message.accepted().lease_milliseconds(), 0);
+    if (gone) puller = nullptr;
+    v1::CancelHandoffRequest cancel;
+    cancel.set_handoff(offer.handoff());
+    v1::CancelHandoffResponse cancelled;
+    EXPECT_EQ(ReasonOf(source_.Call(&Stub::CancelHandoff, cancel, &cancelled)), "OK");
+    EXPECT_EQ(source_.Stats().offers(), 0);
+    while (source_.Stats().staged_bytes() > 0) std::this_thread::yield();
+    EXPECT_GE(std::chrono::steady_clock::now() - begun,
+              std::chrono::milliseconds(message.accepted().lease_milliseconds()));
+    puller = nullptr;
+    wide_ = nullptr;
+    source_.client.reset();
+    source_.server.reset();
+  }
+}
+
+TEST_F(HandoffSlowTest, DeletingTheCacheEndsTheAcceptanceThatWaitsForMore) {
+  StartBoth(true);
+  const auto source = source_.MakeCache("source", kSource);
+  auto target = target_.MakeCache("target", kTarget);
+  const auto offer = OfferMore(*source);
+  v1::AcceptResponse reply;
+  grpc::ClientContext context;
+  std::promise<void> begun;
+  relay_->on_response = [&, told = false](v1::PullResponse& message) mutable {
+    if (message.parts_size() > 0 && !std::exchange(told, true)) begun.set_value();
+    return Relay::Verdict::kPass;
+  };
+  auto accepted = AcceptSoon(AcceptRequestOf(offer.handoff(), *target, kAccepted, 15), &reply, &context);
+  begun.get_future().get();
+  const v1::CacheRef ref = RefOf(*target);
+  target = nullptr;                                        // the acceptance alone has it
+  EXPECT_EQ(ReasonOf(target_.client->Delete(ref)), "OK");  // when its memory is free
+  EXPECT_EQ(Details(accepted.get()), "CACHE_NOT_FOUND cache");
+  EXPECT_EQ(source_.Stats().offers(), 1);  // it may be accepted into another
+}
+
+TEST_F(HandoffSlowTest, DeletingTheCacheEndsAnAcceptanceOfTheSameDaemon) {
+  source_ = Start("source");
+  const auto source = source_.MakeCache("source", kSource);
+  auto target = source_.MakeCache("target", kTarget);
+  Fill(*source, kOffered, 5, 46);
+  const auto offer = OfferMore(*source);
+  v1::AcceptRequest request;
+  request.set_session_id(source_.client->session_id);
+  request.set_handoff(offer.handoff());
+  *request.mutable_cache() = RefOf(*target);
+  request.mutable_block_ids()->Add(kAccepted.blocks.begin(), kAccepted.blocks.end());
+  request.mutable_ring()->set_block(kAccepted.ring_block);
+  request.set_resume_position(15);
+  v1::AcceptResponse reply;
+  auto accepted =
+      std::async(std::launch::async, [&] { return source_.Call(&Stub::Accept, request, &reply); });
+  // Until its bytes are there.
+  while (static_cast<std::uint8_t>(BytesOf(
+             *target)[static_cast<std::size_t>(target->geometry().page_offset(kAccepted.blocks[0], 2))]) ==
+         kUntouched) {
+    std::this_thread::yield();
+  }
+  const v1::CacheRef ref = RefOf(*target);
+  target = nullptr;
+  EXPECT_EQ(ReasonOf(source_.client->Delete(ref)), "OK");
+  EXPECT_EQ(Details(accepted.get()), "CACHE_NOT_FOUND cache");
+}
+
+}  // namespace
+}  // namespace kvsummary
