@@ -145,6 +145,20 @@ TEST_F(HandoffTest, ASourceThatIsGoneForGoodIsReportedByName) {
   EXPECT_EQ(target_.Stats().failed(), 2);
 }
 
+TEST_F(HandoffTest, ASourceThatSpeaksAnotherVersionOfPullIsReportedByName) {
+  StartBoth(true);
+  const Large large = OfferLarge();
+  relay_->on_response = [](v1::PullResponse& message) {
+    if (message.has_accepted()) message.mutable_accepted()->set_version(2);
+    return Verdict::kPass;
+  };
+  v1::AcceptResponse reply;
+  const auto status = Accept(AcceptOf(large), &reply);
+  EXPECT_EQ(ReasonOf(status), "PEER_UNREACHABLE");
+  EXPECT_NE(status.error_message().find("version 2 of Pull, not 1"), std::string::npos);
+  EXPECT_EQ(source_.Stats().offers(), 1);
+}
+
 TEST_F(HandoffTest, ASourceThatWasStartedAnewDoesNotKnowTheOffer) {
   StartBoth(false);
   Large large = OfferLarge();

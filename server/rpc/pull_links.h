@@ -32,7 +32,7 @@ class PullLinks {
 
   struct Options {
     std::chrono::milliseconds give_up{10'000};
-    std::chrono::milliseconds silence{5'000};
+    std::chrono::milliseconds silence{5'000};  // a link that takes longer for a chunk is none
     std::int64_t credit_bytes = std::int64_t{32} << 20;  // of chunks under way, of a stream
     bool same_host = true;                               // whether memory may be mapped
     UcxTransport* ucx = nullptr;                         // null: none; it must outlive the links
