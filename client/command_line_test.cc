@@ -111,7 +111,8 @@ TEST(ParseCommandLine, NamesWhatIsWrong) {
   EXPECT_EQ(Error({"make", "--name=x", "y"}), "unexpected argument y of make");
   EXPECT_EQ(Error({"make", "-n", "x"}), "unknown flag -n; flags begin with --");
   EXPECT_EQ(Error({"make", "--name=x", "--nme=y"}),
-            "make has no flag --nme; it has --address --name --count --size --blocks --layers --json");
+            "make has no flag --nme; it has --address --tls-ca --tls-cert --tls-key --name --count --size "
+            "--blocks --layers --json");
   EXPECT_EQ(Error({"run"}), "run needs FILE...");
 }
 
