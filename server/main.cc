@@ -84,11 +84,15 @@ int Run(const Config& config) {
        .pull = {.same_host = config.same_host},
        .advertise = config.advertise,
        .peers = config.peers,
+       .tls = {.cert = config.tls_cert,
+               .key = config.tls_key,
+               .client_ca = config.tls_client_ca,
+               .peer_ca = config.tls_peer_ca},
        .ucx = {.net_device = config.ucx_device, .binary = UcxHelperPath(config)}},
       caches);
   if (!server.ok()) {
     spdlog::error("{}", std::string(server.status().message()));
-    return absl::IsInvalidArgument(server.status()) ? 2 : 1;  // 2: a --listen that is no address
+    return absl::IsInvalidArgument(server.status()) ? 2 : 1;  // 2: a --listen or a file of TLS
   }
   if (config.host_store_bytes > 0 || config.gpu_store_bytes > 0) {
     spdlog::info("page store: {} of the host, {} of each GPU", FormatBytes(config.host_store_bytes),

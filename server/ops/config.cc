@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/units.h"
-#include "server/handoff/handoff_text.h"
+#include "server/handoff/address.h"
 
 namespace kvsummary {
 
@@ -32,13 +32,19 @@ const char kUsage[] =
   --handoff-bytes=SIZE   memory of each device (part of its budget, taken at the first offer) for
                          requests that are handed over. 0: none. Default: 512MiB
   --handoff-lifetime=SECONDS  how long an offer is kept at most. Default: 60
-  --advertise=ADDRESS    where other daemons reach this one: HOST:PORT or unix:PATH.
-                         Default: the first --listen
+  --advertise=ADDRESS    where other daemons reach this one: HOST:PORT or unix:/PATH.
+                         Default: the first --listen, unless that is a wildcard as 0.0.0.0
   --peers=PEER           daemons whose hand-offs may be accepted, besides this one's own: a network
                          as 10.0.0.0/8, an address, a host, either with :PORT, or unix:PATH;
                          repeatable. Default: none
   --same-host=on|off     whether hand-offs of other daemons of this host are read from their memory,
                          where it can be mapped. Default: on
+  --tls-cert=FILE, --tls-key=FILE  TLS on every TCP --listen with this certificate (its chain behind it)
+                         and key, in PEM; read again when they change. Unix sockets are plain
+  --tls-client-ca=FILE   clients over TCP must present a certificate that one of these has signed
+  --tls-peer-ca=FILE     daemons that hand-offs are fetched from over TCP are dialled with TLS, must have
+                         a certificate for the host that they advertise, signed by one of these, and
+                         are shown --tls-cert. Default: --tls-client-ca; with neither, no TLS
   --ucx-device=INTERFACE let other daemons fetch hand-offs by UCX on this network interface, which
                          neither authenticates nor encrypts: for private networks. Default: off
   --ucx-helper=PATH      the process that UCX runs in. Default: summaryd-ucx beside summaryd
@@ -52,8 +58,8 @@ const char kUsage[] =
   --help, --version
 
 SIGTERM or SIGINT: takes no new calls, finishes those under way, exits with 0.
-There is no authentication: a Unix socket is for its owner and root alone, unless --socket-mode
-lets others in; an address other than loopback is for everybody who reaches it.
+A Unix socket is for its owner and root alone, unless --socket-mode lets others in. A TCP address is
+for everybody who reaches it, unless --tls-client-ca says who may come in.
 )";
 
 namespace {
@@ -79,6 +85,16 @@ absl::Status SetGroup(const std::string& value, Config& config) {
   if (found == nullptr) return absl::InvalidArgumentError("there is no such group");
   config.socket_group = found->gr_gid;
   return absl::OkStatus();
+}
+
+// Where the value of a flag that names a file goes; null: it is no such flag.
+std::string* FileOf(std::string_view flag, Config& config) {
+  if (flag == "--tls-cert") return &config.tls_cert;
+  if (flag == "--tls-key") return &config.tls_key;
+  if (flag == "--tls-client-ca") return &config.tls_client_ca;
+  if (flag == "--tls-peer-ca") return &config.tls_peer_ca;
+  if (flag == "--descriptor-socket") return &config.descriptor_socket;
+  return nullptr;
 }
 
 absl::Status Set(std::string_view flag, const std::string& value, Config& config) {
@@ -124,9 +140,7 @@ absl::Status Set(std::string_view flag, const std::string& value, Config& config
                                                : absl::InvalidArgumentError("must be above 0");
   }
   if (flag == "--advertise") {
-    if (value.empty() || value.size() > kMaxAddressBytes) {
-      return absl::InvalidArgumentError("must be HOST:PORT or unix:PATH");
-    }
+    if (auto s = CheckDialled(value); !s.ok()) return s;
     config.advertise = value;
     return absl::OkStatus();
   }
@@ -143,9 +157,9 @@ absl::Status Set(std::string_view flag, const std::string& value, Config& config
   if (flag == "--peers") return config.peers.Allow(value);
   if (flag == "--drain-timeout") return seconds(config.drain_timeout);
   if (flag == "--cache-grace") return seconds(config.cache_grace);
-  if (flag == "--descriptor-socket") {
+  if (std::string* file = FileOf(flag, config); file != nullptr) {
     if (value.empty()) return absl::InvalidArgumentError("needs a path");
-    config.descriptor_socket = value;
+    *file = value;
     return absl::OkStatus();
   }
   if (flag == "--socket-mode") return SetMode(value, config);

@@ -29,6 +29,10 @@ struct Config {
   std::chrono::seconds handoff_lifetime{60};             // --handoff-lifetime
   std::string advertise;                                 // --advertise; empty: the first --listen
   Peers peers;                                           // --peers, repeatable
+  std::string tls_cert;                                  // --tls-cert; empty: none, as all of these
+  std::string tls_key;                                   // --tls-key
+  std::string tls_client_ca;                             // --tls-client-ca
+  std::string tls_peer_ca;                               // --tls-peer-ca
   bool same_host = true;                                 // --same-host
   std::string ucx_device;                                // --ucx-device; empty: no UCX
   std::string ucx_helper;                                // --ucx-helper; empty: beside the daemon

@@ -17,11 +17,30 @@ TEST(Config, Defaults) {
 }
 
 TEST(Config, ValuesInBothForms) {
-  const auto config =
-      Parse({"--listen=unix:/a", "--listen", ":0", "--host-bytes", "8GiB", "--device-bytes=1MiB",
-             "--drain-timeout=0", "--log-level=off", "--descriptor-socket=/d", "--socket-mode=0660",
-             "--socket-group=12", "--cache-grace=5", "--host-store-bytes=1GiB", "--gpu-store-bytes", "2GiB",
-             "--store-policy=s3fifo", "--namespace-quota-bytes=3MiB", "--max-lease=7"});
+  const auto config = Parse({"--listen=unix:/a",
+                             "--listen",
+                             ":0",
+                             "--host-bytes",
+                             "8GiB",
+                             "--device-bytes=1MiB",
+                             "--drain-timeout=0",
+                             "--log-level=off",
+                             "--descriptor-socket=/d",
+                             "--socket-mode=0660",
+                             "--socket-group=12",
+                             "--cache-grace=5",
+                             "--host-store-bytes=1GiB",
+                             "--gpu-store-bytes",
+                             "2GiB",
+                             "--store-policy=s3fifo",
+                             "--namespace-quota-bytes=3MiB",
+                             "--max-lease=7",
+                             "--advertise=h:1",
+                             "--tls-cert=/c",
+                             "--tls-key",
+                             "/k",
+                             "--tls-client-ca=/a",
+                             "--tls-peer-ca=/p"});
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->listen, (std::vector<std::string>{"unix:/a", ":0"}));
   EXPECT_EQ(config->host_bytes, std::int64_t{8} << 30);
@@ -37,6 +56,11 @@ TEST(Config, ValuesInBothForms) {
   EXPECT_TRUE(config->s3fifo);
   EXPECT_EQ(config->namespace_quota_bytes, 3 << 20);
   EXPECT_EQ(config->max_lease.count(), 7);
+  EXPECT_EQ(config->advertise, "h:1");
+  EXPECT_EQ(config->tls_cert, "/c");
+  EXPECT_EQ(config->tls_key, "/k");
+  EXPECT_EQ(config->tls_client_ca, "/a");
+  EXPECT_EQ(config->tls_peer_ca, "/p");
 }
 
 TEST(Config, AGroupMayBeNamed) {
@@ -65,6 +89,13 @@ TEST(Config, RefusalsNameTheFlag) {
            {{"--store-policy=random"}, "--store-policy"},
            {{"--namespace-quota-bytes=-2"}, "--namespace-quota-bytes"},
            {{"--max-lease=0"}, "--max-lease"},
+           {{"--advertise="}, "--advertise"},
+           {{"--advertise=host"}, "--advertise"},
+           {{"--advertise=host:0"}, "--advertise"},
+           {{"--advertise=0.0.0.0:50051"}, "--advertise"},
+           {{"--advertise=[::]:50051"}, "--advertise"},
+           {{"--advertise=unix:s"}, "--advertise"},
+           {{"--tls-cert="}, "--tls-cert"},
            {{"--log-level=loud"}, "--log-level"}}) {
     const auto config = Parse(arguments);
     ASSERT_FALSE(config.ok()) << flag;

@@ -97,7 +97,7 @@ class UcxTransport;    // server/rpc/ucx_transport.h
 // Who this daemon is for others that hand-offs bring here, and whom it may pull from.
 struct HandoffIdentity {
   std::string instance;  // of this life: random
-  std::string address;   // where others reach it
+  std::string address;   // where others reach it; empty: not known
   Peers peers;
   bool shares_memory = true;  // with daemons of this host that pull
   // The first bytes of the instance, as a number.

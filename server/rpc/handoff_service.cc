@@ -221,6 +221,10 @@ class AcceptReactor final : public WaitingReactor {
   }
 
   absl::Status PullFrom(AcceptTarget target) {
+    if (handoff_.address.empty()) {
+      return Refuse(Reason::PEER_UNREACHABLE, "handoff",
+                    "the daemon that offered does not say where it is reached: it needs --advertise");
+    }
     if (auto s = context().handoff.peers.Check(handoff_.address); !s.ok()) return s;
     const auto acceptance = MakeAcceptance(std::move(target));
     Hold(acceptance, [this, acceptance] {

@@ -188,12 +188,13 @@ class HandoffRpcTest : public ::testing::Test {
 
   std::string Address(const std::string& name) const { return "unix:" + dir_ + "/" + name; }
 
+  // On a Unix socket, behind the addresses that are given.
   Daemon Start(const std::string& name, Server::Options options = {}) {
     Daemon daemon;
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(MakeHostDevice(HostKernels(), std::int64_t{256} << 20));
     daemon.caches = std::make_unique<CacheManager>(std::move(devices), 1000);
-    options.listen = {Address(name)};
+    options.listen.push_back(Address(name));
     for (const char* peer : {"source", "relay"}) EXPECT_TRUE(options.peers.Allow(Address(peer)).ok());
     options.pull.give_up = give_up_;
     options.pull.silence = silence_;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "client/tls_credentials.h"
 #include "server/error.h"
 #include "server/rpc/grpc_thread.h"
 #include "server/rpc/handoff_wire.h"
@@ -27,7 +28,8 @@ constexpr int kMaxMessageBytes = 64 << 20;
 // The two ends notice within twice this time that the other, or the network, is gone.
 constexpr int kKeepaliveMs = 1500;
 
-std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
+std::shared_ptr<grpc::Channel> Dial(const std::string& address,
+                                    const std::shared_ptr<grpc::ChannelCredentials>& tcp) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -35,23 +37,22 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(kFirstDelay.count()));
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
-                   1000);  // also what an attempt may take
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);  // also what an attempt may take
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, static_cast<int>(kLongestDelay.count()));
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
-                   0);  // dials what was checked, and nothing else
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // dials what was checked, and nothing else
+  return grpc::CreateCustomChannel(address, CredentialsFor(address, tcp), arguments);
 }
 
 }  // namespace
 
-PullLink::PullLink(std::string address, const PullLinks::Options& options, Stats& stats)
+PullLink::PullLink(std::string address, const PullLinks::Options& options,
+                   const std::shared_ptr<grpc::ChannelCredentials>& tcp, Stats& stats)
     : address_(std::move(address)),
       options_(options),
       stats_(stats),
       boot_id_(BootId()),
-      stub_(v1::HandoffService::NewStub(Dial(address_))),
+      stub_(v1::HandoffService::NewStub(Dial(address_, tcp))),
       memory_(absl::StartsWith(address_, "unix:")),
       delay_(kFirstDelay) {}
 
@@ -95,7 +96,8 @@ void PullLink::End(std::uint64_t key) {
 
 absl::Status PullLink::Unreachable(std::string_view why) const {
   return Refuse(Reason::PEER_UNREACHABLE, "handoff",
-                absl::StrFormat("the daemon at %s is not reached: %s", address_, why));
+                absl::StrFormat("the daemon at %s is not reached%s: %s", address_,
+                                HowDialled(address_, options_.tls), why));
 }
 
 void PullLink::Acknowledge(std::uint64_t key, std::function<void(absl::Status)> done) {

@@ -27,7 +27,9 @@ class PullStream;
 
 class PullLink : public std::enable_shared_from_this<PullLink> {
  public:
-  PullLink(std::string address, const PullLinks::Options& options, Stats& stats);
+  // `tcp`: where the address is none of a Unix socket.
+  PullLink(std::string address, const PullLinks::Options& options,
+           const std::shared_ptr<grpc::ChannelCredentials>& tcp, Stats& stats);
 
   std::shared_ptr<PullLinks::Pulling> Pull(const std::string& secret, const std::string& transfer,
                                            std::shared_ptr<Acceptance> acceptance);

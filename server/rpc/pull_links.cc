@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/tls_credentials.h"
 #include "server/error.h"
 #include "server/rpc/pull_link.h"
 
@@ -20,6 +21,9 @@ PullLinks::Pulling::~Pulling() {
 void PullLinks::Pulling::Acknowledge(std::function<void(absl::Status)> done) {
   link_->Acknowledge(key_, std::move(done));
 }
+
+PullLinks::PullLinks(const Options& options, Stats& stats)
+    : options_(options), stats_(stats), tcp_(TcpCredentials(options.tls)) {}
 
 PullLinks::~PullLinks() {
   for (const auto& [address, link] : links_) link->Close();
@@ -42,7 +46,7 @@ absl::StatusOr<std::shared_ptr<PullLink>> PullLinks::Find(const std::string& add
     return Refuse(Reason::HANDOFF_LIMIT, "handoff",
                   absl::StrFormat("the daemon pulls from %d others already", kMaxLinks));
   }
-  return links_[address] = std::make_shared<PullLink>(address, options_, stats_);
+  return links_[address] = std::make_shared<PullLink>(address, options_, tcp_, stats_);
 }
 
 absl::StatusOr<std::shared_ptr<PullLinks::Pulling>> PullLinks::Pull(const std::string& address,

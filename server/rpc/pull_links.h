@@ -16,10 +16,15 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "client/tls.h"
 #include "kvsummary/v1/handoff.pb.h"
 #include "server/handoff/acceptance.h"
 #include "server/handoff/peers.h"
 #include "server/ops/stats.h"
+
+namespace grpc {
+class ChannelCredentials;
+}
 
 namespace kvsummary {
 
@@ -37,6 +42,7 @@ class PullLinks {
     bool same_host = true;                               // whether memory may be mapped
     UcxTransport* ucx = nullptr;                         // null: none; it must outlive the links
     Peers peers = {};                                    // whose UCX helpers may be fetched from
+    TlsFiles tls = {};                                   // to daemons over TCP
   };
 
   // What is being pulled, until it is destroyed (or the acceptance is over: then it does nothing more).
@@ -68,7 +74,7 @@ class PullLinks {
     std::atomic<std::int64_t> damaged_ = 0;
   };
 
-  PullLinks(const Options& options, Stats& stats) : options_(options), stats_(stats) {}
+  PullLinks(const Options& options, Stats& stats);
   // Ends every stream, and waits for it.
   ~PullLinks();
 
@@ -83,6 +89,7 @@ class PullLinks {
 
   const Options options_;
   Stats& stats_;
+  const std::shared_ptr<grpc::ChannelCredentials> tcp_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<PullLink>> links_;  // by address
   std::vector<std::shared_ptr<PullLink>> closing_;          // that made room for others

@@ -6,12 +6,15 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/tls_credentials.h"
 #include "server/cache/reaper.h"
+#include "server/handoff/address.h"
 #include "server/handoff/handoff_text.h"
 #include "server/memory/descriptor_server.h"
 #include "server/memory/socket_file.h"
@@ -59,6 +62,47 @@ void SetKeepalive(grpc::ServerBuilder& builder, std::chrono::milliseconds keepal
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
 }
 
+TlsFiles ListenTls(const Server::Options::Tls& tls) {
+  return {.ca = tls.client_ca, .cert = tls.cert, .key = tls.key};
+}
+TlsFiles PeerTls(const Server::Options::Tls& tls) {
+  return {.ca = tls.peer_ca.empty() ? tls.client_ca : tls.peer_ca, .cert = tls.cert, .key = tls.key};
+}
+
+absl::Status CheckTls(const Server::Options& options) {
+  const Server::Options::Tls& tls = options.tls;
+  if (!tls.client_ca.empty() && tls.cert.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--tls-client-ca=%s: needs --tls-cert and --tls-key", tls.client_ca));
+  }
+  if (auto s = CheckTlsFiles(ListenTls(tls), {"--tls-client-ca", "--tls-cert", "--tls-key"}); !s.ok())
+    return s;
+  if (auto s = CheckTlsFiles({.ca = tls.peer_ca}, {.ca = "--tls-peer-ca", .cert = "", .key = ""}); !s.ok()) {
+    return s;
+  }
+  if (!tls.cert.empty() && PeerTls(tls).ca.empty() && options.peers.any_host()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--tls-cert=%s: hand-offs come from --peers by TLS too, which takes --tls-peer-ca or --tls-client-ca",
+        tls.cert));
+  }
+  return absl::OkStatus();
+}
+
+// Where others reach a daemon that listens there: empty, and said so in the log, where they cannot.
+std::string DialledAt(const std::string& address, const Server::Options::Tls& tls) {
+  if (const auto s = CheckDialled(address); !s.ok()) {
+    spdlog::warn("other daemons cannot accept hand-offs from this one without --advertise: {} {}", address,
+                 std::string(s.message()));
+    return "";
+  }
+  const auto split = SplitHostPort(address);
+  if (!tls.cert.empty() && split && !split->port.empty() && !CertificateNames(tls.cert, split->host)) {
+    spdlog::warn("other daemons cannot accept hand-offs from this one: the certificate in {} is not for {}",
+                 tls.cert, split->host);
+  }
+  return address;
+}
+
 }  // namespace
 
 struct Server::Impl {
@@ -71,10 +115,8 @@ struct Server::Impl {
         bounces(caches.devices()),
         offers(caches.devices(), options.handoff),
         links(PullOptions(options, ucx.get()), stats),
-        handoff{.instance = "",
-                .address = options.advertise,
-                .peers = options.peers,
-                .shares_memory = options.pull.same_host},
+        handoff{
+            .instance = "", .address = "", .peers = options.peers, .shares_memory = options.pull.same_host},
         context{.caches = caches,
                 .stats = stats,
                 .drain = drain,
@@ -96,6 +138,7 @@ struct Server::Impl {
     PullLinks::Options pull = options.pull;
     pull.ucx = ucx;
     pull.peers = options.peers;
+    pull.tls = PeerTls(options.tls);
     return pull;
   }
 
@@ -113,7 +156,7 @@ struct Server::Impl {
   Bounces bounces;
   Offers offers;
   PullLinks links;
-  HandoffIdentity handoff;  // set before any service is made, but for a port that the system chooses
+  HandoffIdentity handoff;  // set before any service is made, but for the address, which needs the ports
   ServiceContext context;
   std::vector<SocketLock> locks;
   std::vector<std::unique_ptr<grpc::Service>> services;
@@ -127,6 +170,7 @@ Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, CacheManager& caches) {
   InstallPlugins();
+  if (auto s = CheckTls(options); !s.ok()) return s;
   auto store = PageStore::Create(caches.devices(), options.store);
   if (!store.ok()) return store.status();
   std::unique_ptr<UcxTransport> ucx;
@@ -163,7 +207,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
   auto instance = RandomBytes(kInstanceBytes);
   if (!instance.ok()) return instance.status();
   impl->handoff.instance = *std::move(instance);
-  if (impl->handoff.address.empty() && !addresses.empty()) impl->handoff.address = addresses[0].grpc;
 
   impl->services.push_back(MakeSessionService(impl->context));
   impl->services.push_back(MakeCacheService(impl->context));
@@ -178,9 +221,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
   builder.SetResourceQuota(grpc::ResourceQuota("summaryd").Resize(kMaxReceivingBytes));
   SetKeepalive(builder, options.keepalive);
   for (const auto& service : impl->services) builder.RegisterService(service.get());
+  const auto credentials = ListenCredentials(ListenTls(options.tls));
   std::vector<int> ports(addresses.size());
   for (std::size_t i = 0; i < addresses.size(); ++i) {
-    builder.AddListeningPort(addresses[i].grpc, grpc::InsecureServerCredentials(), &ports[i]);
+    builder.AddListeningPort(addresses[i].grpc,
+                             addresses[i].path.empty() ? credentials : grpc::InsecureServerCredentials(),
+                             &ports[i]);
   }
   {
     PrivateUmask umask;
@@ -201,7 +247,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
     impl->addresses.push_back(std::move(address));
   }
   if (impl->server == nullptr) return absl::UnavailableError("the gRPC server does not start");
-  if (options.advertise.empty() && !impl->addresses.empty()) impl->handoff.address = impl->addresses[0];
+  const std::string& advertised =
+      options.advertise.empty() && !impl->addresses.empty() ? impl->addresses[0] : options.advertise;
+  if (!advertised.empty() && options.handoff.bytes_per_device > 0) {
+    impl->handoff.address = DialledAt(advertised, options.tls);
+  }
   auto* health = impl->server->GetHealthCheckService();
   health->SetServingStatus(true);
   for (const char* name : kServiceNames) health->SetServingStatus(name, true);

@@ -41,10 +41,20 @@ class Server {
     // Where other daemons reach this one, as it stands in hand-offs. Empty: the first address of `listen`.
     std::string advertise = {};
     Peers peers = {};  // daemons whose hand-offs may be accepted
+    // Of the TCP addresses of `listen`, and of daemons that are dialled over TCP; Unix sockets are plain.
+    // Paths, empty: none.
+    struct Tls {
+      std::string cert = {};       // of this daemon, shown to clients and to daemons that it dials
+      std::string key = {};        // of cert
+      std::string client_ca = {};  // clients need a certificate that it signed
+      std::string peer_ca = {};    // signed those of the daemons dialled. Empty: client_ca
+    };
+    Tls tls = {};
     // UCX between daemons, where a network interface is named: its helper is started, or the server is not.
     UcxTransport::Options ucx = {};
   };
 
+  // INVALID_ARGUMENT where an address or a setting of TLS is not one, which is named as summaryd's flag.
   // Makes the page store, or says why there is no room for it; starts UCX if it is wanted. Listens on every
   // address, or on none and says why. Unix sockets are made with mode 0600 before they get another, a port is
   // never shared. `caches` must outlive the server.

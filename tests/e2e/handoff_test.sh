@@ -5,14 +5,6 @@
 source "$TEST_SRCDIR/$TEST_WORKSPACE/tests/e2e/lib.sh"
 trace=$data/traces/excerpt.jsonl
 
-# short: the trace's requests with few output tokens, as a trace of its own.
-short() {
-  python3 -c 'import json, sys
-for line in open(sys.argv[1]):
-    if json.loads(line)["output_length"] < 60: print(line, end="")' "$trace" > "$dir/short"
-  echo "$dir/short"
-}
-
 # on KIND NAME ARGUMENT...: a daemon on a Unix socket, or on TCP alone; address[NAME] is where.
 declare -A address
 on() {

@@ -78,6 +78,14 @@ expect_text() {
 # each replay takes three to eight times as long.
 volume() { if [[ -n ${SANITIZED-} ]]; then echo "$2"; else echo "$1"; fi; }
 
+# short: the excerpt's requests with few output tokens, as a trace of its own.
+short() {
+  python3 -c 'import json, sys
+for line in open(sys.argv[1]):
+    if json.loads(line)["output_length"] < 60: print(line, end="")' "$data/traces/excerpt.jsonl" > "$dir/short"
+  echo "$dir/short"
+}
+
 # port NAME: the TCP port that a daemon started with port 0 says it listens on.
 port() { grep -oE 'listening on [^ ]*:[0-9]+' "$dir/$1.log" | head -n 1 | grep -oE '[0-9]+$'; }
 
@@ -85,7 +93,7 @@ port() { grep -oE 'listening on [^ ]*:[0-9]+' "$dir/$1.log" | head -n 1 | grep -
 field() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))
 for name in sys.argv[2].split(".")[1:]: value = value[int(name) if name.isdigit() else name]
-print(value)' "$1" "$2"; }
+print(value)' "$1" "$2" || cat "$1" >&2; }
 
 # is EXPRESSION: of numbers, as '0.5 < 0.7'
 is() { python3 -c "import sys; sys.exit(not ($1))" || die "not so: $1"; }
