@@ -113,17 +113,19 @@ class Bench {
   absl::StatusOr<HandoffBenchReport> Run() {
     if (auto status = Fill(); !status.ok()) return status;
     if (auto status = Round(); !status.ok()) return status;
-    auto raw = MakeRawTransfers(options_.from, report_.request_bytes * options_.concurrency);
+    const std::int64_t round_bytes = report_.request_bytes * options_.concurrency;
+    const auto raw =
+        MakeRawTransfers(options_.from, round_bytes, report_.transport == HandoffTransport::kUcx);
     if (!raw.ok()) return raw.status();
     report_ = HandoffBenchReport();
-    for (const auto& transfer : *raw) report_.raw.push_back({transfer->name(), {}});
+    report_.missing = raw->missing;
+    for (const auto& transfer : raw->transfers) report_.raw.push_back({transfer->name(), {}});
     while (report_.requests < options_.requests) {
       if (auto status = Round(); !status.ok()) return status;
-      for (std::size_t i = 0; i < raw->size(); ++i) {
-        const auto start = Clock::now();
-        const auto status = (*raw)[i]->Move(report_.request_bytes * options_.concurrency);
-        if (!status.ok()) return status;
-        report_.raw[i].seconds.push_back(Seconds(start));
+      for (std::size_t i = 0; i < raw->transfers.size(); ++i) {
+        const auto seconds = raw->transfers[i]->Move(round_bytes);
+        if (!seconds.ok()) return seconds.status();
+        report_.raw[i].seconds.push_back(*seconds);
       }
     }
     if (auto status = Compare(); !status.ok()) return status;

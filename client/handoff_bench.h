@@ -44,6 +44,7 @@ struct HandoffBenchReport {
   std::vector<double> end_to_end_us;                  // Offer and Accept of a request
   std::vector<double> device_ns;                      // of Accepts
   std::vector<Raw> raw;
+  std::vector<std::string> missing;  // what of these could not be measured, and why
   std::int64_t reconnects = 0;
   std::int64_t damaged_chunks = 0;
   std::int64_t wrong_blocks = 0;  // whose bytes differ in the end

@@ -67,6 +67,7 @@ std::string FormatTable(const HandoffBenchReport& report, const HandoffBenchOpti
     table += TableLine(report.raw[i].name + ", GB/s", Number(rates.raw[i]));
     table += TableLine("  Accept / it", Number(Ratio(rates.accept, rates.raw[i])));
   }
+  for (const std::string& missing : report.missing) table += "not measured: " + missing + "\n";
   table += TableLine("reconnects", report.reconnects);
   table += TableLine("damaged chunks", report.damaged_chunks);
   table += TableLine("blocks that differ", report.wrong_blocks);
@@ -98,6 +99,7 @@ std::string FormatJson(const HandoffBenchReport& report, const HandoffBenchOptio
                   {"device_us_p50", Percentile(report.device_ns, 0.5) / 1000},
                   {"device_gb_per_second", rates.device},
                   {"raw", raw},
+                  {"not_measured", report.missing},
                   {"reconnects", report.reconnects},
                   {"damaged_chunks", report.damaged_chunks},
                   {"wrong_blocks", report.wrong_blocks}};

@@ -22,6 +22,7 @@ HandoffBenchReport Report() {
   report.end_to_end_us = {300, 700};
   report.device_ns = {50'000, 50'000};
   report.raw = {{"memcpy", {0.001, 0.001, 0.5}}};
+  report.missing = {"UCX's own rate: no"};
   return report;
 }
 
@@ -37,6 +38,7 @@ TEST(HandoffBenchReportTest, RatesAreMediansOfRounds) {
   EXPECT_DOUBLE_EQ(json["raw"][0]["gb_per_second"], 2);
   EXPECT_DOUBLE_EQ(json["raw"][0]["accept_ratio"], 0.5);
   EXPECT_EQ(json["end_to_end"]["p50_us"], 300);
+  EXPECT_EQ(json["not_measured"][0], "UCX's own rate: no");
 }
 
 TEST(HandoffBenchReportTest, ATableTellsTheSame) {
@@ -44,6 +46,7 @@ TEST(HandoffBenchReportTest, ATableTellsTheSame) {
   const std::string table = FormatTable(Report(), options);
   EXPECT_THAT(table, HasSubstr("same host"));
   EXPECT_THAT(table, HasSubstr("memcpy, GB/s"));
+  EXPECT_THAT(table, HasSubstr("not measured: UCX's own rate: no"));
   EXPECT_THAT(table, HasSubstr("0.500"));
   EXPECT_THAT(table, HasSubstr("300 / 300  (2 calls)"));
 }

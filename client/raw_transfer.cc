@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -13,12 +14,20 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/status.h"
+#include "client/ucx_perftest.h"
 #include "kvsummary/v1/handoff.grpc.pb.h"
 
 namespace kvsummary {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::int64_t kChunkBytes = 1 << 20;  // as hand-offs'
+constexpr std::int64_t kUcxMessages = 500;
+
+double Seconds(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 class RawCopy final : public RawTransfer {
  public:
@@ -27,9 +36,10 @@ class RawCopy final : public RawTransfer {
       : from_(static_cast<std::size_t>(bytes), 1), to_(static_cast<std::size_t>(bytes), 2) {}
 
   std::string name() const override { return "memcpy"; }
-  absl::Status Move(std::int64_t bytes) override {
+  absl::StatusOr<double> Move(std::int64_t bytes) override {
+    const auto start = Clock::now();
     std::memcpy(to_.data(), from_.data(), std::min(from_.size(), static_cast<std::size_t>(bytes)));
-    return absl::OkStatus();
+    return Seconds(start);
   }
 
  private:
@@ -133,7 +143,8 @@ class RawStream final : public RawTransfer {
   std::string name() const override {
     return unix_socket_ ? "gRPC stream, Unix socket" : "gRPC stream, loopback TCP";
   }
-  absl::Status Move(std::int64_t bytes) override {
+  absl::StatusOr<double> Move(std::int64_t bytes) override {
+    const auto start = Clock::now();
     v1::PullRequest request;
     request.mutable_credit()->set_bytes(bytes);
     bool open = stream_->Write(request);
@@ -141,7 +152,7 @@ class RawStream final : public RawTransfer {
       open = stream_->Read(&response_);
       came += static_cast<std::int64_t>(response_.chunk().data().size());
     }
-    if (open) return absl::OkStatus();
+    if (open) return Seconds(start);
     const absl::Status status = FromGrpc(stream_->Finish());
     stream_.reset();
     return absl::UnavailableError(absl::StrCat("the stream of zeros has ended: ", status.message()));
@@ -158,6 +169,16 @@ class RawStream final : public RawTransfer {
   v1::PullResponse response_;
 };
 
+class RawUcx final : public RawTransfer {
+ public:
+  std::string name() const override { return "ucx_perftest, ucp_am_bw"; }
+  absl::StatusOr<double> Move(std::int64_t bytes) override {
+    const auto result = RunUcxPerftest(kChunkBytes, kUcxMessages);
+    if (!result.ok()) return result.status();
+    return static_cast<double>(bytes) / result->bytes_per_second;
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<RawTransfer> MakeRawCopy(std::int64_t bytes) { return std::make_unique<RawCopy>(bytes); }
@@ -168,14 +189,20 @@ absl::StatusOr<std::unique_ptr<RawTransfer>> MakeRawStream(bool unix_socket) {
   return stream;
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<RawTransfer>>> MakeRawTransfers(const std::string& address,
-                                                                           std::int64_t bytes) {
-  std::vector<std::unique_ptr<RawTransfer>> transfers;
-  transfers.push_back(MakeRawCopy(bytes));
+absl::StatusOr<RawTransfers> MakeRawTransfers(const std::string& address, std::int64_t bytes, bool ucx) {
+  RawTransfers raw;
+  raw.transfers.push_back(MakeRawCopy(bytes));
   auto stream = MakeRawStream(absl::StartsWith(address, "unix:"));
   if (!stream.ok()) return stream.status();
-  transfers.push_back(*std::move(stream));
-  return transfers;
+  raw.transfers.push_back(*std::move(stream));
+  if (!ucx) return raw;
+  const absl::Status works = RunUcxPerftest(kChunkBytes, 10).status();
+  if (works.ok()) {
+    raw.transfers.push_back(std::make_unique<RawUcx>());
+  } else {
+    raw.missing.push_back(absl::StrCat("UCX's own rate: ", std::string(works.message())));
+  }
+  return raw;
 }
 
 }  // namespace kvsummary

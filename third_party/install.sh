@@ -13,7 +13,7 @@ packages=(
 )
 test_packages=(
   clang-14 libclang-rt-14-dev clang-tidy-14 clang-format-14 shellcheck openssl xz-utils python3 python3-venv
-  iproute2 util-linux
+  iproute2 util-linux ucx-utils
 )
 container_packages=(
   buildah podman runc conmon netavark catatonit uidmap iptables mmdebstrap python3 python3-venv

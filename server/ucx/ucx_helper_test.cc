@@ -20,6 +20,7 @@
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
+#include "server/ucx/environment.h"
 
 namespace kvsummary {
 namespace {
