@@ -73,6 +73,11 @@ class Device {
   // (executor) Zeroed memory of bytes that AllocationBytes answered for the kind. OUT_OF_MEMORY when the
   // device has none.
   virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind kind) = 0;
+  // (executor) Allocate, for memory that long runs of bytes pass through. Unless a device overrides it, the
+  // same.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> AllocateStaging(std::int64_t bytes, MemoryKind kind) {
+    return Allocate(bytes, kind);
+  }
   // (executor) Another process's memory: bytes [offset, offset + bytes) of what a CUDA IPC handle opens, with
   // offset >= 0 and bytes > 0. HANDLE_INVALID and the reasons of CUDA IPC; MEMORY_KIND_UNSUPPORTED unless a
   // device overrides it.

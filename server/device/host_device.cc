@@ -15,6 +15,9 @@ class HostDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(std::int64_t bytes, MemoryKind /*kind*/) override {
     return AllocateHostMemory(bytes);
   }
+  absl::StatusOr<std::unique_ptr<Memory>> AllocateStaging(std::int64_t bytes, MemoryKind /*kind*/) override {
+    return AllocateStagingMemory(bytes);
+  }
 
   absl::Status Apply(const CacheView& view, const Step& step, RowsIn /*rows_in*/) override {
     struct Run {

@@ -92,7 +92,7 @@ absl::Status Arena::Prepare() {
   if (!bytes.ok()) return bytes.status();
   auto reservation = device_.budget().Reserve(*bytes);
   if (!reservation.ok()) return AtField(reservation.status(), "");
-  auto memory = device_.Allocate(*bytes, kind);
+  auto memory = device_.AllocateStaging(*bytes, kind);
   if (!memory.ok()) return AtField(memory.status(), "");
   const std::lock_guard lock(mutex_);
   reservation_ = *std::move(reservation);

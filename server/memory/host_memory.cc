@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,14 +28,43 @@ class HostMemory final : public Memory {
 };
 
 constexpr std::int64_t kStatBlockBytes = 512;  // unit of st_blocks
+constexpr unsigned kMemfdFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+constexpr int kHugePageShift = 21;
+constexpr std::int64_t kHugePageBytes = std::int64_t{1} << kHugePageShift;
+constexpr unsigned kHugeMemfdFlags = kMemfdFlags | MFD_HUGETLB | (kHugePageShift << 26);  // MFD_HUGE_SHIFT
 
 void* Map(int fd, std::int64_t bytes) {
   return mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 }
 
-absl::Status OutOfMemory(std::int64_t bytes, const char* call) {
+absl::Status OutOfMemory(std::int64_t bytes, const char* call, int error) {
   return Refuse(Reason::OUT_OF_MEMORY, "geometry",
-                absl::StrFormat("no %d bytes of host memory: %s: %s", bytes, call, std::strerror(errno)));
+                absl::StrFormat("no %d bytes of host memory: %s: %s", bytes, call, std::strerror(error)));
+}
+
+// fallocate alone would not refuse: it takes pages until the kernel kills somebody for them.
+absl::Status CheckAvailable(std::int64_t bytes) {
+  const std::int64_t available = AvailableHostBytes();
+  if (bytes <= available) return absl::OkStatus();
+  return Refuse(Reason::OUT_OF_MEMORY, "geometry",
+                absl::StrFormat("no %d bytes of host memory: %d are available", bytes, available));
+}
+
+int Allocate(int fd, std::int64_t bytes) {
+  int error = 0;
+  do {
+    error = posix_fallocate(fd, 0, bytes);
+  } while (error == EINTR);
+  return error;
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> SealAndMap(Descriptor memfd, std::int64_t bytes) {
+  if (fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return OutOfMemory(bytes, "sealing", errno);
+  }
+  void* data = Map(memfd.get(), bytes);
+  if (data == MAP_FAILED) return OutOfMemory(bytes, "mmap", errno);
+  return std::make_unique<HostMemory>(data, bytes, std::move(memfd));
 }
 
 // The number in a file, or `otherwise` where there is none ("max" among them).
@@ -94,28 +124,48 @@ std::int64_t LeftInControlGroups() {
 
 }  // namespace
 
+PageCalls SystemPageCalls() {
+  return {.create = [](unsigned flags) { return memfd_create("kvsummary-cache", flags); },
+          .allocate = Allocate,
+          .advise =
+              [](void* data, std::int64_t bytes, int advice) {
+                return madvise(data, static_cast<std::size_t>(bytes), advice) == 0 ? 0 : errno;
+              }};
+}
+
 absl::StatusOr<std::unique_ptr<Memory>> AllocateHostMemory(std::int64_t bytes) {
-  // fallocate alone would not refuse: it takes pages until the kernel kills somebody for them.
-  if (const std::int64_t available = AvailableHostBytes(); bytes > available) {
-    return Refuse(Reason::OUT_OF_MEMORY, "geometry",
-                  absl::StrFormat("no %d bytes of host memory: %d are available", bytes, available));
+  if (auto s = CheckAvailable(bytes); !s.ok()) return s;
+  Descriptor memfd(memfd_create("kvsummary-cache", kMemfdFlags));
+  if (!memfd) return OutOfMemory(bytes, "memfd_create", errno);
+  if (const int error = Allocate(memfd.get(), bytes); error != 0) {
+    return OutOfMemory(bytes, "fallocate", error);
   }
-  Descriptor memfd(memfd_create("kvsummary-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memfd) return OutOfMemory(bytes, "memfd_create");
-  int error = 0;
-  do {
-    error = posix_fallocate(memfd.get(), 0, bytes);
-  } while (error == EINTR);
-  if (error != 0) {
-    errno = error;
-    return OutOfMemory(bytes, "fallocate");
+  return SealAndMap(std::move(memfd), bytes);
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> AllocateStagingMemory(std::int64_t bytes, const PageCalls& calls) {
+  if (bytes % kHugePageBytes == 0) {
+    if (Descriptor memfd(calls.create(kHugeMemfdFlags)); memfd && calls.allocate(memfd.get(), bytes) == 0) {
+      auto memory = SealAndMap(std::move(memfd), bytes);
+      if (!memory.ok()) return memory.status();
+      calls.advise((*memory)->data(), bytes, MADV_POPULATE_WRITE);
+      return memory;
+    }
   }
-  if (fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return OutOfMemory(bytes, "sealing");
+  if (auto s = CheckAvailable(bytes); !s.ok()) return s;
+  Descriptor memfd(calls.create(kMemfdFlags));
+  if (!memfd) return OutOfMemory(bytes, "memfd_create", errno);
+  if (ftruncate(memfd.get(), bytes) != 0) return OutOfMemory(bytes, "ftruncate", errno);
+  const int fd = memfd.get();
+  auto memory = SealAndMap(std::move(memfd), bytes);
+  if (!memory.ok()) return memory.status();
+  // Transparent huge pages come by faults alone. Where a kernel cannot do this, the next call does.
+  calls.advise((*memory)->data(), bytes, MADV_HUGEPAGE);
+  calls.advise((*memory)->data(), bytes, MADV_POPULATE_WRITE);
+  if (const int error = calls.allocate(fd, bytes); error != 0) {
+    return OutOfMemory(bytes, "fallocate", error);
   }
-  void* data = Map(memfd.get(), bytes);
-  if (data == MAP_FAILED) return OutOfMemory(bytes, "mmap");
-  return std::make_unique<HostMemory>(data, bytes, std::move(memfd));
+  return memory;
 }
 
 absl::StatusOr<ClientMemfd> MapClientMemfd(Descriptor descriptor, std::int64_t bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,6 +55,22 @@ class Memory {
 // Zeroed host memory behind a memfd that can neither shrink nor grow, every page of it present on return:
 // the kernel will not find later that there is none. OUT_OF_MEMORY when there is none now.
 absl::StatusOr<std::unique_ptr<Memory>> AllocateHostMemory(std::int64_t bytes);
+
+// The kernel's calls by which staging memory gets its pages, for tests to fail. As the system's, but for the
+// error that they return: 0 when there is none.
+struct PageCalls {
+  std::function<int(unsigned flags)> create;  // a memfd; -1 when there is none
+  std::function<int(int fd, std::int64_t bytes)> allocate;
+  std::function<int(void* data, std::int64_t bytes, int advice)> advise;
+};
+PageCalls SystemPageCalls();
+
+// As AllocateHostMemory, for memory that several processes move long runs of bytes through: of huge pages
+// that the machine has set aside (vm.nr_hugepages, or nr_overcommit_hugepages) when they suffice, else of
+// transparent ones where they are allowed for shared memory, else of ordinary ones. It is mapped to the last
+// page on return. The first two need bytes that are whole huge pages.
+absl::StatusOr<std::unique_ptr<Memory>> AllocateStagingMemory(std::int64_t bytes,
+                                                              const PageCalls& calls = SystemPageCalls());
 
 // A client's memory behind a memfd, mapped.
 struct ClientMemfd {

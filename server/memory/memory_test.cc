@@ -1,9 +1,15 @@
 #include "server/memory/memory.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <string>
+#include <vector>
 
 #include "server/error.h"
 #include "server/memory/budget.h"
@@ -62,6 +68,93 @@ TEST(HostMemory, IsZeroedAndWritable) {
 TEST(HostMemory, MoreThanThereIsIsRefused) {
   const auto memory = AllocateHostMemory(std::int64_t{1} << 52);
   EXPECT_EQ(RefusalReason(memory.status()), "OUT_OF_MEMORY");
+}
+
+constexpr std::int64_t kHugeBytes = 2 << 20;
+
+void ExpectZeroedSealedAndWritable(const absl::StatusOr<std::unique_ptr<Memory>>& memory,
+                                   std::int64_t bytes) {
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ((*memory)->bytes(), bytes);
+  EXPECT_EQ((*memory)->kind(), MemoryKind::kMemfd);
+  auto* data = static_cast<unsigned char*>((*memory)->data());
+  EXPECT_TRUE(std::all_of(data, data + bytes, [](unsigned char b) { return b == 0; }));
+  data[bytes - 1] = 7;
+  EXPECT_NE(ftruncate((*memory)->descriptor(), 0), 0);
+  EXPECT_NE(ftruncate((*memory)->descriptor(), 2 * bytes), 0);
+  struct stat info {};
+  ASSERT_EQ(fstat((*memory)->descriptor(), &info), 0);
+  EXPECT_GE(info.st_blocks * 512, bytes) << "every page is there";
+}
+
+TEST(StagingMemory, IsThereWhateverPagesTheMachineHas) {
+  for (const std::int64_t bytes : {std::int64_t{4096}, kHugeBytes, kHugeBytes + 4096, 4 * kHugeBytes}) {
+    ExpectZeroedSealedAndWritable(AllocateStagingMemory(bytes), bytes);
+  }
+  EXPECT_EQ(RefusalReason(AllocateStagingMemory(std::int64_t{1} << 52).status()), "OUT_OF_MEMORY");
+}
+
+// Stand-ins for the kernel's calls that write down what they are asked, and fail when they are told to.
+class StagingMemoryFailureTest : public ::testing::Test {
+ protected:
+  PageCalls Calls() {
+    PageCalls calls = SystemPageCalls();
+    calls.create = [this](unsigned flags) {
+      const bool huge = (flags & MFD_HUGETLB) != 0;
+      asked_.emplace_back(huge ? "create huge" : "create");
+      if (huge ? fail_create_huge_ : fail_create_) return -1;
+      return memfd_create("test",
+                          flags & ~(MFD_HUGETLB | (63u << 26)));  // this machine may have no huge ones
+    };
+    calls.allocate = [this](int fd, std::int64_t bytes) {
+      asked_.emplace_back("allocate");
+      if (fail_allocate_-- > 0) return ENOMEM;
+      return posix_fallocate(fd, 0, bytes);
+    };
+    calls.advise = [this](void* data, std::int64_t bytes, int advice) {
+      asked_.emplace_back(advice == MADV_HUGEPAGE ? "transparent" : "populate");
+      if (fail_advise_) return EINVAL;
+      return madvise(data, static_cast<std::size_t>(bytes), advice) == 0 ? 0 : errno;
+    };
+    return calls;
+  }
+  using Asked = std::vector<std::string>;
+
+  Asked asked_;
+  bool fail_create_huge_ = false;
+  bool fail_create_ = false;
+  int fail_allocate_ = 0;  // so many times
+  bool fail_advise_ = false;
+};
+
+TEST_F(StagingMemoryFailureTest, PagesThatAreSetAsideComeFirst) {
+  ExpectZeroedSealedAndWritable(AllocateStagingMemory(kHugeBytes, Calls()), kHugeBytes);
+  EXPECT_EQ(asked_, (Asked{"create huge", "allocate", "populate"}));
+}
+
+TEST_F(StagingMemoryFailureTest, ThenTransparentOnes) {
+  fail_allocate_ = 1;
+  ExpectZeroedSealedAndWritable(AllocateStagingMemory(kHugeBytes, Calls()), kHugeBytes);
+  EXPECT_EQ(asked_, (Asked{"create huge", "allocate", "create", "transparent", "populate", "allocate"}));
+}
+
+TEST_F(StagingMemoryFailureTest, ThenOrdinaryOnes) {
+  fail_create_huge_ = true;
+  fail_advise_ = true;
+  ExpectZeroedSealedAndWritable(AllocateStagingMemory(kHugeBytes, Calls()), kHugeBytes);
+  EXPECT_EQ(asked_, (Asked{"create huge", "create", "transparent", "populate", "allocate"}));
+}
+
+TEST_F(StagingMemoryFailureTest, PartsOfHugePagesAreNotAskedFor) {
+  ExpectZeroedSealedAndWritable(AllocateStagingMemory(kHugeBytes + 4096, Calls()), kHugeBytes + 4096);
+  EXPECT_EQ(asked_, (Asked{"create", "transparent", "populate", "allocate"}));
+}
+
+TEST_F(StagingMemoryFailureTest, NoPagesAtAllAreOutOfMemory) {
+  fail_allocate_ = 2;
+  EXPECT_EQ(RefusalReason(AllocateStagingMemory(kHugeBytes, Calls()).status()), "OUT_OF_MEMORY");
+  fail_create_ = true;
+  EXPECT_EQ(RefusalReason(AllocateStagingMemory(4096, Calls()).status()), "OUT_OF_MEMORY");
 }
 
 TEST(HostMemory, SomeIsAvailable) {

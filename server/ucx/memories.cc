@@ -21,7 +21,10 @@ absl::Status UcxMemories::Add(int fd, std::int64_t bytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the memory has %d bytes, not the %d announced", info.st_size, bytes));
   }
-  void* data = mmap(nullptr, static_cast<std::size_t>(bytes), protection_, MAP_SHARED, fd, 0);
+  // What will be written is mapped to its last page now: no page is missing when its bytes come. What is read
+  // is mapped many pages at a time, and may be too large to wait for here.
+  const int populate = (protection_ & PROT_WRITE) != 0 ? MAP_POPULATE : 0;
+  void* data = mmap(nullptr, static_cast<std::size_t>(bytes), protection_, MAP_SHARED | populate, fd, 0);
   if (data == MAP_FAILED) {
     return absl::InvalidArgumentError(absl::StrFormat("mmap of %d bytes: %s", bytes, std::strerror(errno)));
   }
