@@ -158,7 +158,7 @@ void IncomingPull::TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLi
   const Part& part = *acceptance_->FindPart(chunk.part());
   place.offset = offsets_[chunk.part()] + ChunkAt(part, chunk.chunk()).offset(part);
   link_->options().ucx->Fetch(
-      place, bytes, [self = shared_from_this(), message](absl::StatusOr<std::string> fetched) {
+      place, bytes, [self = shared_from_this(), message, bytes](absl::StatusOr<UcxTransport::Bytes> fetched) {
         const auto pulling = self->pulling_.lock();
         if (pulling == nullptr) return;
         if (!fetched.ok()) {
@@ -166,11 +166,12 @@ void IncomingPull::TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLi
           return;
         }
         message->fetched = *std::move(fetched);
-        self->CheckChunk(message, message->fetched, *pulling);
+        const std::string_view data(message->fetched.get(), static_cast<std::size_t>(bytes));
+        self->CheckChunk(message, data, *pulling);
       });
 }
 
-void IncomingPull::CheckChunk(const std::shared_ptr<HeldMessage>& message, const std::string& data,
+void IncomingPull::CheckChunk(const std::shared_ptr<HeldMessage>& message, std::string_view data,
                               PullLinks::Pulling& pulling) {
   const v1::PullChunk& chunk = (*message)->chunk();
   if (acceptance_->BytesOfChunk(chunk.part(), chunk.chunk()) == static_cast<std::int64_t>(data.size()) &&

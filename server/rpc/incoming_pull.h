@@ -29,7 +29,7 @@ class HeldMessage {
   const v1::PullResponse& operator*() const { return *message_; }
   const v1::PullResponse* operator->() const { return message_.get(); }
 
-  std::string fetched = {};  // a chunk's bytes, where the message has none
+  UcxTransport::Bytes fetched = nullptr;  // a chunk's bytes, where the message has none
 
  private:
   const std::shared_ptr<PullLink> link_;
@@ -70,7 +70,7 @@ class IncomingPull : public std::enable_shared_from_this<IncomingPull> {
   void TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLinks::Pulling& pulling);
   void TakeFailed(const v1::PullFailed& failed);
   // Writes a chunk's bytes, which `message` keeps, or asks for them again.
-  void CheckChunk(const std::shared_ptr<HeldMessage>& message, const std::string& data,
+  void CheckChunk(const std::shared_ptr<HeldMessage>& message, std::string_view data,
                   PullLinks::Pulling& pulling);
   // These two end it, and answer false.
   bool Malformed(std::string_view field, std::string_view what);

@@ -11,17 +11,49 @@
 namespace kvsummary {
 namespace {
 
-constexpr std::int64_t kSlots = 32;  // chunks under way
+// Chunks under way: two windows of a peer's. More would leave the processors' caches before they are copied.
+constexpr std::int64_t kSlots = 2 * kUcxPeerFetches;
 constexpr std::chrono::seconds kRestartPause{5};
 
 }  // namespace
 
+// Places of kChunkBytes for copies, used again and again: new ones would be pages that are not there yet.
+class UcxTransport::Buffers : public std::enable_shared_from_this<Buffers> {
+ public:
+  // Any number; a few that come back are kept.
+  std::shared_ptr<char> Take() {
+    std::unique_ptr<char[]> buffer;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        buffer = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    if (buffer == nullptr) buffer.reset(new char[kChunkBytes]);
+    return {buffer.release(), [self = shared_from_this()](char* data) { self->Return(data); }};
+  }
+
+ private:
+  void Return(char* data) {
+    std::unique_ptr<char[]> buffer(data);
+    const std::lock_guard lock(mutex_);
+    if (std::ssize(free_) < kSlots) free_.push_back(std::move(buffer));
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<char[]>> free_;
+};
+
+UcxTransport::UcxTransport(Options options)
+    : options_(std::move(options)), buffers_(std::make_shared<Buffers>()), thread_([this] { Run(); }) {}
+
 absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Start(Options options) {
   std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(options)));
-  auto memory = AllocateHostMemory(kSlots * kChunkBytes);
+  for (std::int64_t slot = 0; slot < kSlots; ++slot) transport->free_slots_.push_back(slot);
+  auto memory = AllocateStagingMemory(kSlots * kChunkBytes);
   if (!memory.ok()) return memory.status();
   transport->landing_memory_ = *std::move(memory);
-  for (std::int64_t slot = 0; slot < kSlots; ++slot) transport->free_slots_.push_back(slot);
   if (auto s = transport->StartHelper(); !s.ok()) return s;
   return transport;
 }
@@ -40,6 +72,13 @@ UcxTransport::~UcxTransport() {
   helper.reset();
   lock.lock();
   idle_.wait(lock, [this] { return waiting_.empty() && std::ssize(free_slots_) == kSlots; });
+  lock.unlock();
+  {
+    const std::lock_guard landed(landed_mutex_);
+    over_ = true;
+  }
+  landed_wake_.notify_all();
+  thread_.join();
 }
 
 absl::Status UcxTransport::StartHelper() {
@@ -112,8 +151,7 @@ UcxTransport::Loan::~Loan() {
   });
 }
 
-void UcxTransport::Fetch(const Place& place, std::int64_t bytes,
-                         absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done) {
+void UcxTransport::Fetch(const Place& place, std::int64_t bytes, Done done) {
   const std::lock_guard lock(mutex_);
   waiting_.push_back({place, bytes, std::move(done)});
   Next();
@@ -123,44 +161,63 @@ void UcxTransport::Next() {
   while (!waiting_.empty() && !free_slots_.empty()) {
     Waiting fetch = std::move(waiting_.front());
     waiting_.pop_front();
-    const auto helper = helper_;
-    if (helper == nullptr) {  // it is over
-      OnGrpcThread([done = std::make_shared<decltype(fetch.done)>(std::move(fetch.done))] {
-        std::move (*done)(absl::UnavailableError("the daemon ends"));
-      });
+    if (helper_ == nullptr) {
+      Land({.status = absl::UnavailableError("the daemon ends"), .done = std::move(fetch.done)});
       continue;
     }
     const std::int64_t slot = free_slots_.back();
     free_slots_.pop_back();
-    auto done = std::make_shared<decltype(fetch.done)>(std::move(fetch.done));
-    const auto fetched = [this, slot, bytes = fetch.bytes, done](const absl::Status& status) {
-      // A copy: who reaches UCX's port can write to landing memory at any time, also after it was checked.
-      OnGrpcThread([this, slot, bytes, done, status] {
-        absl::StatusOr<std::string> result = std::string();
-        if (status.ok()) {
-          result->assign(static_cast<const char*>(landing_memory_->data()) + slot * kChunkBytes,
-                         static_cast<std::size_t>(bytes));
-        } else {
-          result = status;
-        }
-        {
-          const std::lock_guard lock(mutex_);
-          free_slots_.push_back(slot);
-          Next();
-          idle_.notify_all();
-        }
-        std::move (*done)(std::move(result));
-      });
-    };
-    helper->Fetch({.peer = fetch.place.peer,
-                   .token = fetch.place.token,
-                   .staging = fetch.place.staging,
-                   .from = fetch.place.offset,
-                   .bytes = fetch.bytes,
-                   .landing = landing_,
-                   .to = slot * kChunkBytes},
-                  fetched);
+    helper_->Fetch({.peer = fetch.place.peer,
+                    .token = fetch.place.token,
+                    .staging = fetch.place.staging,
+                    .from = fetch.place.offset,
+                    .bytes = fetch.bytes,
+                    .landing = landing_,
+                    .to = slot * kChunkBytes},
+                   [this, slot, bytes = fetch.bytes, done = std::move(fetch.done)](absl::Status s) mutable {
+                     Land({.status = std::move(s), .slot = slot, .bytes = bytes, .done = std::move(done)});
+                   });
   }
+}
+
+void UcxTransport::Land(Landed landed) {
+  {
+    const std::lock_guard lock(landed_mutex_);
+    landed_.push_back(std::move(landed));
+  }
+  landed_wake_.notify_one();
+}
+
+void UcxTransport::Run() {
+  std::unique_lock lock(landed_mutex_);
+  while (true) {
+    landed_wake_.wait(lock, [this] { return over_ || !landed_.empty(); });
+    if (landed_.empty()) return;
+    Landed landed = std::move(landed_.front());
+    landed_.pop_front();
+    lock.unlock();
+    Deliver(std::move(landed));
+    lock.lock();
+  }
+}
+
+void UcxTransport::Deliver(Landed landed) {
+  absl::StatusOr<Bytes> result = Bytes();
+  if (landed.status.ok()) {
+    const std::shared_ptr<char> copy = buffers_->Take();
+    std::memcpy(copy.get(), static_cast<const char*>(landing_memory_->data()) + landed.slot * kChunkBytes,
+                static_cast<std::size_t>(landed.bytes));
+    result = copy;
+  } else {
+    result = std::move(landed.status);
+  }
+  if (landed.slot != kNoSlot) {
+    const std::lock_guard lock(mutex_);
+    free_slots_.push_back(landed.slot);
+    Next();
+    idle_.notify_all();
+  }
+  std::move(landed.done)(std::move(result));
 }
 
 }  // namespace kvsummary

@@ -1,5 +1,6 @@
 // UCX for hand-offs: its helper process, started anew when it has died, and the landing memory that fetches
-// write to. Thread-safe.
+// write to. What has come is copied out of there by a thread of this object before anybody looks at it: who
+// reaches UCX's port can write to landing memory at any time, also after it was checked. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -60,30 +62,45 @@ class UcxTransport {
   // Null where the memory cannot be lent, or the helper is dead.
   std::unique_ptr<Loan> Borrow(const Memory& staging);
 
-  // The target's side: brings a chunk. `done` gets its bytes, on some thread of the helper's or gRPC's.
+  // The target's side: brings a chunk, at most kChunkBytes. `done` gets its bytes, which live on their own,
+  // on the thread that has copied them: they are in the cache of its processor.
+  using Bytes = std::shared_ptr<const char>;
+  using Done = absl::AnyInvocable<void(absl::StatusOr<Bytes>) &&>;
   struct Place {
     std::string peer;
     std::uint64_t token = 0;
     std::uint32_t staging = 0;
     std::int64_t offset = 0;
   };
-  void Fetch(const Place& place, std::int64_t bytes,
-             absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done);
+  void Fetch(const Place& place, std::int64_t bytes, Done done);
 
  private:
   struct Waiting {
     Place place;
     std::int64_t bytes = 0;
-    absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done;
+    Done done;
   };
+  struct Landed {
+    absl::Status status;
+    std::int64_t slot = kNoSlot;
+    std::int64_t bytes = 0;
+    Done done;
+  };
+  class Buffers;
+  static constexpr std::int64_t kNoSlot = -1;
 
-  explicit UcxTransport(Options options) : options_(std::move(options)) {}
+  explicit UcxTransport(Options options);
   absl::Status StartHelper();
   // With mutex_ held, as the next. Null while there is none; one is started meanwhile.
   std::shared_ptr<UcxHelper> LiveHelper();
   void Next();
+  // From any thread, whatever it holds.
+  void Land(Landed landed);
+  void Run();
+  void Deliver(Landed landed);
 
   const Options options_;
+  const std::shared_ptr<Buffers> buffers_;
   std::mutex mutex_;
   std::shared_ptr<UcxHelper> helper_;  // null: all is over
   bool starting_ = false;
@@ -91,9 +108,14 @@ class UcxTransport {
   std::map<const Memory*, std::uint32_t> staging_;  // that the helper has
   std::unique_ptr<Memory> landing_memory_;
   std::uint32_t landing_ = 0;
-  std::vector<std::int64_t> free_slots_;  // of kChunkBytes
+  std::vector<std::int64_t> free_slots_;  // of kChunkBytes; the last that came back is the next to be used
   std::deque<Waiting> waiting_;           // for a slot
   std::condition_variable idle_;
+  std::mutex landed_mutex_;  // no other is taken while it is held
+  std::condition_variable landed_wake_;
+  std::deque<Landed> landed_;
+  bool over_ = false;  // nothing lands any more
+  std::thread thread_;
 };
 
 }  // namespace kvsummary

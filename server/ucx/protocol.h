@@ -15,6 +15,9 @@ inline constexpr int kUcxControlFd = 3;
 // Longest range of one fetch: one active message.
 inline constexpr std::int64_t kMaxUcxFetchBytes = std::int64_t{1} << 20;
 
+// Fetches from one peer that are under way at most; the others wait in order.
+inline constexpr int kUcxPeerFetches = 8;
+
 enum class UcxCommandKind : std::uint32_t {
   kAddStaging,  // id, bytes; maps the descriptor for reading. Memories are numbered from 0 as they come
   kAddLanding,  // id, bytes; maps the descriptor for writing; likewise, a count of its own

@@ -112,7 +112,7 @@ void UcxTarget::OnLost(void* link, ucp_ep_h /*endpoint*/, ucs_status_t status) {
 }
 
 void UcxTarget::Post(Link& link, Time now) {
-  while (link.lost == UCS_OK && link.under_way < kUcxWindow && !link.queued.empty()) {
+  while (link.lost == UCS_OK && link.under_way < kUcxPeerFetches && !link.queued.empty()) {
     const UcxCommand command = link.queued.front();
     link.queued.pop_front();
     if (link.under_way++ == 0) link.progress = now;

@@ -1,8 +1,9 @@
 // The target's side: fetches ranges of peers' staging memory into landing memory.
 //
-// A link is the connection to one peer, made by the first fetch and kept. Each has kUcxWindow fetches under
-// way at most; the others wait in order. A link that is lost, or of which nothing has come for the deadline
-// while something was under way, is closed; then all its fetches end, and the next one connects anew.
+// A link is the connection to one peer, made by the first fetch and kept. Each has kUcxPeerFetches fetches
+// under way at most; the others wait in order. A link that is lost, or of which nothing has come for the
+// deadline while something was under way, is closed; then all its fetches end, and the next one connects
+// anew.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -22,8 +23,6 @@
 #include "server/ucx/worker.h"
 
 namespace kvsummary {
-
-inline constexpr int kUcxWindow = 8;
 
 class UcxTarget {
  public:
