@@ -13,6 +13,7 @@ namespace {
 
 // Chunks under way: two windows of a peer's. More would leave the processors' caches before they are copied.
 constexpr std::int64_t kSlots = 2 * kUcxPeerFetches;
+constexpr std::int64_t kKeptBuffers = 32;  // as many chunks as a stream has credit for may wait to be written
 constexpr std::chrono::seconds kRestartPause{5};
 
 }  // namespace
@@ -38,7 +39,7 @@ class UcxTransport::Buffers : public std::enable_shared_from_this<Buffers> {
   void Return(char* data) {
     std::unique_ptr<char[]> buffer(data);
     const std::lock_guard lock(mutex_);
-    if (std::ssize(free_) < kSlots) free_.push_back(std::move(buffer));
+    if (std::ssize(free_) < kKeptBuffers) free_.push_back(std::move(buffer));
   }
 
   std::mutex mutex_;
