@@ -294,12 +294,14 @@ class AcceptReactor final : public WaitingReactor {
     if (!remote_->certain()) {
       return remote_->Acknowledge([this](const absl::Status& acknowledged) { Answer(acknowledged); });
     }
-    remote_->Acknowledge([address = handoff_.address](const absl::Status& acknowledged) {
+    const auto remote = std::move(remote_);  // this object may be no more once it has answered
+    const std::string address = handoff_.address;
+    Answer(absl::OkStatus());
+    remote->Acknowledge([address](const absl::Status& acknowledged) {
       if (acknowledged.ok()) return;
       spdlog::warn("a hand-off from {} is not acknowledged: {}", address,
                    std::string(acknowledged.message()));
     });
-    Answer(absl::OkStatus());
   }
 
   void Answer(const absl::Status& status) {

@@ -316,6 +316,7 @@ TEST_F(HandoffTest, AServedOfferCannotBeHadByAnother) {
   v1::AcceptRequest request = AcceptOf(large);
   v1::AcceptResponse reply;
   EXPECT_EQ(ReasonOf(Accept(request, &reply)), "OK");
+  while (source_.Stats().completed() == 0) std::this_thread::yield();
   request.set_transfer_id("another consumer");
   EXPECT_EQ(ReasonOf(Accept(request, &reply)), "HANDOFF_NOT_FOUND");
 }

@@ -103,6 +103,7 @@ absl::Status PullLink::Unreachable(std::string_view why) const {
 void PullLink::Acknowledge(std::uint64_t key, std::function<void(absl::Status)> done) {
   Numbered ended;  // as in End
   Acknowledged acknowledged;
+  bool closed = false;
   {
     const std::lock_guard lock(mutex_);
     auto entry = pulls_.extract(key);
@@ -116,7 +117,9 @@ void PullLink::Acknowledge(std::uint64_t key, std::function<void(absl::Status)> 
       end.mutable_end()->set_acknowledge(true);
       return stream_->Send(std::move(end));
     }
+    closed = closed_;
   }
+  if (closed) return acknowledged.done(Unreachable("the daemon ends"));
   CallAcknowledge(std::move(acknowledged));
 }
 
