@@ -136,6 +136,27 @@ TEST(HostPages, CopyMovesPagesBetweenDifferentLayouts) {
   });
 }
 
+// Those are written around the processor's cache, but for short runs; of any length and alignment.
+TEST(HostPages, LargeMovesAreTheSameBytes) {
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    const std::vector<std::int64_t> shape = {2048, 3 + static_cast<std::int64_t>(seed),
+                                             256 + Below(random, 64), 300, 17};
+    Cache source(random, shape, 300);
+    Cache sink(random, shape, 300);
+    const Ids from = testing::RandomBlocks(random, 300, 250);
+    const Ids to = testing::RandomBlocks(random, 300, 250);
+    Bytes want = sink.memory;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      for (std::int64_t b = 0; b < source.layout.page_bytes; ++b)
+        want[ByteOf(sink.layout, to[i], b)] = source.memory[ByteOf(source.layout, from[i], b)];
+    }
+    ASSERT_EQ(HostPages().Copy(source.Set(), from.data(), sink.Set(), to.data(), 250, {}), 0);
+    EXPECT_TRUE(sink.memory == want);
+  }
+}
+
 TEST(HostPages, ScatterOfAGatherRestoresThePages) {
   ForManySeeds([](Random& random) {
     Cache cache(random, SmallShape(random), 30);
