@@ -26,9 +26,9 @@ std::uint8_t* Begin(const PageEnd& end, int v, std::int64_t block, std::int64_t 
   return end.base + end.views[v].offset + block * end.views[v].block_stride;
 }
 
-// Moves of so much push out of the processor's cache what lies there: they are written around it, which
-// saves reading every line that is written, half of the time.
-constexpr std::int64_t kStreamedBytes = 512 << 10;
+// Moves of so much do not stay in the processor's caches: they are written around them, which saves reading
+// every line that is written. Smaller ones would be slower so.
+constexpr std::int64_t kStreamedBytes = 16 << 20;
 constexpr std::int64_t kStreamedRun = 256;  // shorter ones leave too many lines half written
 
 constexpr std::size_t kVector = sizeof(__m128i);
