@@ -179,14 +179,16 @@ ucs_status_t UcxTarget::Receive(const UcxChunkHeader& header, void* data, std::s
   ucp_request_param_t parameters{};
   parameters.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   parameters.cb.recv_am = OnReceived;
-  parameters.user_data = operation.get();
+  // The callback's from here on: where the connection is being lost it comes before the call returns.
+  Operation* const receiving = operation.release();
+  Link& link = *receiving->link;
+  ++link.receiving;
+  parameters.user_data = receiving;
   void* request = ucp_am_recv_data_nbx(worker_->get(), data, place, bytes, &parameters);
-  if (UCS_PTR_IS_PTR(request)) {
-    ++operation.release()->link->receiving;
-  } else {
+  if (!UCS_PTR_IS_PTR(request)) {  // it has ended, well or not: no callback comes
+    --link.receiving;
     const ucs_status_t s = UCS_PTR_STATUS(request);
-    const absl::Status status = s == UCS_OK ? absl::OkStatus() : Lost(operation->link->name, s);
-    End(std::move(operation), status);
+    End(std::unique_ptr<Operation>(receiving), s == UCS_OK ? absl::OkStatus() : Lost(link.name, s));
   }
   return UCS_INPROGRESS;
 }
