@@ -29,6 +29,13 @@ absl::Status OutOfRange(std::int64_t resume, std::int64_t committed_tokens) {
                                 committed_tokens, resume));
 }
 
+// Whether one of the runs, which rise, has the block.
+bool IsIn(const std::vector<Wanted::Run>& runs, std::int64_t block) {
+  const auto behind = std::upper_bound(runs.begin(), runs.end(), block,
+                                       [](std::int64_t b, const Wanted::Run& run) { return b < run.first; });
+  return behind != runs.begin() && block - std::prev(behind)->first < std::prev(behind)->count;
+}
+
 }  // namespace
 
 absl::Status Acceptance::Check(const AcceptTarget& target) {
@@ -237,7 +244,9 @@ void Acceptance::Run(std::int32_t number, std::int64_t first, std::int64_t count
     if (!status_.ok() || told_) return;
     Known& known = *parts_[static_cast<std::size_t>(number)];
     part = &known.part;
-    for (std::int64_t c = first; c < first + count; ++c) {
+    // Of a group that is not wanted there are none.
+    const std::int64_t end = std::min(first + count, std::ssize(known.wanted));
+    for (std::int64_t c = first; c < end; ++c) {
       auto wanted = known.wanted[static_cast<std::size_t>(c)];
       if (wanted) ++taken;
       wanted = false;
@@ -312,12 +321,7 @@ absl::Status Acceptance::CheckCoverage() const {
     const auto runs = group_runs_.find(group.group);
     for (std::size_t b = 0; b < group.blocks.size(); ++b) {
       const std::int64_t block = group.first + static_cast<std::int64_t>(b);
-      const bool there =
-          runs != group_runs_.end() &&
-          std::any_of(runs->second.begin(), runs->second.end(), [block](const Wanted::Run& run) {
-            return block >= run.first && block < run.first + run.count;
-          });
-      if (there) continue;
+      if (runs != group_runs_.end() && IsIn(runs->second, block)) continue;
       return Refuse(Reason::HANDOFF_BLOCK_NOT_OFFERED, absl::StrFormat("groups[%d].block_ids[%d]", i, b),
                     absl::StrFormat("block %d of group %d was not offered", block, group.group));
     }

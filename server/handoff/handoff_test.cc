@@ -303,5 +303,65 @@ TEST_F(HandoffGroupsTest, BlocksOfOtherViewsComeWholeAndOnlyThoseThatAreWanted) 
             "GEOMETRY_DIFFERS groups");
 }
 
+// What the request is of besides summaries is the offer's to say, and what comes of it the target's: it may
+// want none of a group, or be bound to nothing.
+TEST_F(HandoffGroupsTest, BlocksThatAreNotWantedAreLeftAlone) {
+  MakeOffers(16 << 20);
+  Side from = Make("from", 64);
+  Side to = Make("to", 0);
+  const std::string before = to.memory;
+  for (const bool bound : {true, false}) {
+    SCOPED_TRACE(bound);
+    Offers::OpenArgs args = Whole(from.cache, {Backwards(11, 6), 1}, 5);
+    args.bound = from.bound;
+    args.group_specs = Specs();
+    args.part.groups = {{.group = 0, .first = 7, .blocks = {4, 2}}};
+    const auto opened = Open(std::move(args));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    const auto target = [&] {
+      AcceptTarget target{.cache = to.cache, .blocks = {}, .ring_block = 1, .resume = 5};
+      if (bound) target.bound = to.bound;
+      if (bound) target.group_specs = Specs();
+      return target;
+    };
+    using Write = void (*)(Acceptance&, std::int32_t, const char*);
+    const std::vector<Write> writes = {
+        [](Acceptance& a, std::int32_t part, const char* data) { a.WritePart(part, data, nullptr); },
+        [](Acceptance& a, std::int32_t part, const char* data) {
+          for (int c = 0; c < 8; ++c) a.Write(part, c, data, nullptr);
+        },
+        [](Acceptance& a, std::int32_t part, const char* data) {
+          for (int c = 0; c < 8; ++c) a.WriteFromHost(part, c, data, nullptr);
+        }};
+    const auto offer = offers_->Bind(opened->secret, kTransfer);
+    ASSERT_TRUE(offer.ok());
+    const Offer::View view = (*offer)->Look(0);
+    for (const Write& write : writes) {
+      std::promise<absl::StatusOr<Accepted>> promise;
+      const auto acceptance = std::make_shared<Acceptance>(
+          target(), *bounces_, [&](auto accepted) { promise.set_value(std::move(accepted)); });
+      for (const auto& staged : view.parts) {
+        ASSERT_TRUE(acceptance->AddPart(staged->number, staged->part).ok());
+        if (staged->part.kind == PartKind::kBlocks) {
+          write(*acceptance, staged->number, staged->data());
+        } else {
+          acceptance->WritePart(staged->number, staged->data(), nullptr);
+        }
+      }
+      // A group that neither side has heard of.
+      Part unknown{.kind = PartKind::kBlocks, .first = 0, .count = 3, .unit_bytes = 512, .group = 40};
+      ASSERT_TRUE(acceptance->AddPart(static_cast<std::int32_t>(view.parts.size()), unknown).ok());
+      const std::string bytes(std::size_t{3} * 512, 'x');
+      write(*acceptance, static_cast<std::int32_t>(view.parts.size()), bytes.data());
+      acceptance->SourceDone(view.committed_tokens);
+      const auto accepted = promise.get_future().get();
+      EXPECT_TRUE(accepted.ok()) << accepted.status();
+    }
+    const auto result = Begin(opened->secret, target(), kTransfer).result.get();
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(to.memory == before);
+  }
+}
+
 }  // namespace
 }  // namespace kvsummary

@@ -35,7 +35,7 @@ absl::StatusOr<MovedPart> MovePart(Device& device, const PartPlace& place, const
                                    const Chunk& chunk, char* dense, Toward toward) {
   if (auto s = place.cache->health(); !s.ok()) return s;
   auto* base = static_cast<std::uint8_t*>(place.cache->memory().data());
-  if (part.kind == PartKind::kBlocks && place.bound != nullptr) {
+  if (part.kind == PartKind::kBlocks && place.groups.contains(part.group)) {
     base = place.bound->groups[static_cast<std::size_t>(part.group)].base;
   }
   MovedPart done;
