@@ -88,5 +88,5 @@ if $keep; then
   say "summaryd keeps running (pid $daemon, log $log). Try"
   echo "      $folder/summaryctl --address=$address caches"
   echo "    and stop it with"
-  echo "      kill $daemon && rm -r $folder"
+  echo "      kill $daemon; tail --pid=$daemon -f /dev/null; rm -r $folder"
 fi

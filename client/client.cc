@@ -1,9 +1,13 @@
 #include "client/client.h"
 
 #include <grpc/grpc.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/client_impl.h"
 #include "client/status.h"
@@ -30,6 +34,20 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Tls
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, tls.ca.empty() ? 100 : 3000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   return grpc::CreateCustomChannel(address, CredentialsFor(address, TcpCredentials(tls)), arguments);
+}
+
+// What is not going to change while a connection is waited for.
+absl::Status CheckAddress(const std::string& address) {
+  if (!absl::StartsWith(address, "unix:")) {
+    if (absl::StrContains(address, ':') && !absl::StrContains(address, '/')) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", address, "\" is no address: write unix:PATH or HOST:PORT"));
+  }
+  const std::string path = address.substr(std::strlen("unix:"));
+  if (access(path.c_str(), W_OK) == 0 || errno != EACCES) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("this user may not use ", path,
+                   ": --socket-mode and --socket-group of summaryd say who besides its own may"));
 }
 
 absl::StatusOr<v1::UpdateResult> SendUpdate(const Client::Options& options, v1::UpdateService::Stub& stub,
@@ -121,6 +139,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
   if (!options.tls.cert.empty() && options.tls.ca.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("tls.cert=", options.tls.cert, ": needs tls.ca"));
   }
+  if (auto s = CheckAddress(address); !s.ok()) return s;
   if (auto s = CheckTlsFiles(options.tls, {"tls.ca", "tls.cert", "tls.key"}); !s.ok()) return s;
   const auto channel = MakeChannel(address, options.tls);
   const bool connected =

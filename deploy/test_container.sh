@@ -130,7 +130,7 @@ check "a second container replays traffic" client 10001:10001 replay --trace=/tr
 cat "$work/output"
 echo "replay: $(($(now_ms) - start)) ms"
 
-check "another user, even of its group, is kept out" grep "Permission denied" \
+check "another user, even of its group, is kept out" grep PERMISSION_DENIED \
   <<< "$(client 20000:10001 ping 2>&1)"
 
 # --- the drain

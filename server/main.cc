@@ -12,6 +12,7 @@
 #include "server/cache/cache.h"
 #include "server/device/device.h"
 #include "server/ops/config.h"
+#include "server/ops/grpc_log.h"
 #include "server/rpc/server.h"
 
 namespace kvsummary {
@@ -60,6 +61,7 @@ int Run(const Config& config) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("summaryd"));
   spdlog::set_level(spdlog::level::from_str(config.log_level));
 
+  TakeGrpcLog();
   RaiseDescriptorLimit();
   std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more is no reason to end
   // Blocked in every thread made from here on: this one waits for them.

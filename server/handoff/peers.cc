@@ -82,7 +82,8 @@ absl::Status Peers::Check(std::string_view address) const {
   absl::Status refused = Refuse(
       Reason::HANDOFF_PEER_NOT_ALLOWED, "handoff",
       absl::StrFormat(
-          "the hand-off is from %s, which --peers does not allow",
+          "the hand-off is from %s, which --peers of the accepting daemon does not name (a network "
+          "does not match a name)",
           absl::CHexEscape(absl::string_view(address.data(), std::min<std::size_t>(address.size(), 200)))));
   if (address.starts_with(kUnix)) {
     return std::find(paths_.begin(), paths_.end(), address) != paths_.end() ? absl::OkStatus() : refused;

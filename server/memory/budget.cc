@@ -16,10 +16,9 @@ Budget::Reservation::~Reservation() {
 absl::StatusOr<Budget::Reservation> Budget::Reserve(std::int64_t bytes) {
   std::lock_guard lock(mutex_);
   if (bytes > limit_ - used_) {
-    return Refuse(
-        Reason::MEMORY_BUDGET_EXCEEDED, "geometry",
-        absl::StrFormat("the cache takes %d bytes; %d of the %d that caches may take of %s are free", bytes,
-                        limit_ - used_, limit_, owner_));
+    return Refuse(Reason::MEMORY_BUDGET_EXCEEDED, "geometry",
+                  absl::StrFormat("this takes %d bytes; %d of the %d that may be taken of %s are free", bytes,
+                                  limit_ - used_, limit_, owner_));
   }
   used_ += bytes;
   return Reservation(this, bytes);

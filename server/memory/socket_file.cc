@@ -62,7 +62,8 @@ absl::StatusOr<SocketLock> SocketLock::Take(const std::string& path) {
   const int fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("cannot open %s: %s", lock_path, std::strerror(errno)));
+        absl::StrFormat("cannot open %s: %s%s", lock_path, std::strerror(errno),
+                        errno == ENOENT ? " (make the folder, or use another --listen=unix:PATH)" : ""));
   }
   SocketLock lock(fd);
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {

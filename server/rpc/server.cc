@@ -238,7 +238,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Ca
     }
     if (impl->server == nullptr || ports[i] == 0) {
       if (impl->server == nullptr && ports[i] != 0) continue;  // another address was at fault
-      return absl::UnavailableError(absl::StrFormat("cannot listen on %s", addresses[i].grpc));
+      return absl::UnavailableError(absl::StrFormat(
+          "cannot listen on %s: the address is in use, or not one of this host's", addresses[i].grpc));
     }
     std::string address = addresses[i].grpc;
     if (addresses[i].path.empty()) {

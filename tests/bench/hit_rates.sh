@@ -8,7 +8,7 @@
 # unless $SUMMARYD and $SUMMARYCTL name some. Ends with 1 when a rate is off by more than 1 % of itself, or bytes differ.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-[[ $# -ge 1 ]] || { sed -n '2,9p' "$0" | cut -c3-; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '2,8p' "$0" | cut -c3-; exit 2; }
 trace=$(realpath "$1") requests=${2-0}
 shift $(($# < 2 ? $# : 2))
 [[ $# -gt 0 ]] || set -- 1 10 100
