@@ -181,6 +181,14 @@ TEST_F(ClientTest, ConnectingToNoDaemonTellsTheAddressAndWhy) {
   EXPECT_NE(std::string(status.message()).find("No such file"), std::string::npos) << status;
 }
 
+TEST_F(ClientTest, WhatIsNoAddressIsNotWaitedFor) {
+  for (const std::string address : {"/tmp/s", "localhost", "", "http://localhost:1", "./s"}) {
+    const auto status = Client::Connect(address, {.connect_timeout = std::chrono::hours(1)}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << address << ": " << status;
+    EXPECT_NE(std::string(status.message()).find("unix:PATH or HOST:PORT"), std::string::npos) << status;
+  }
+}
+
 TEST_F(ClientTest, CreateCacheBringsTheGeometryThereAndBack) {
   const CacheGeometry geometry{.layers = 1,
                                .blocks = 2,
