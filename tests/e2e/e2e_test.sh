@@ -48,7 +48,7 @@ test_sigterm_during_a_replay_drains() {
   serve daemon "$address"
   ctl "$address" replay --trace="$data/traces/excerpt.jsonl" --layers=23 > "$dir/replay.log" 2>&1 &
   replay=$!
-  until ctl "$address" caches | grep -q replay; do
+  until ctl "$address" caches | grep replay > /dev/null; do
     kill -0 "$replay" || die "the replay ended early: $(cat "$dir/replay.log")"
   done
   stop daemon

@@ -44,12 +44,12 @@ test_sessions_are_listed_with_what_they_hold() {
   "$summaryctl" --address="$address" replay --trace="$data/traces/excerpt.jsonl" --layers=23 --device=host \
     --plane=direct > "$dir/replay.log" 2>&1 &
   replay=$!
-  until ctl "$address" sessions | grep -q '(replay-'; do
+  until ctl "$address" sessions | grep '(replay-' > /dev/null; do
     kill -0 "$replay" || die "the replay ended early: $(cat "$dir/replay.log")"
   done
   kill -KILL "$replay"
   wait "$replay" 2> /dev/null || true
-  until ! ctl "$address" sessions | grep -q replay; do :; done
+  until ! ctl "$address" sessions | grep replay > /dev/null; do :; done
 }
 
 test_a_worker_is_told_that_its_daemon_was_killed() {

@@ -86,7 +86,7 @@ test_an_engine_that_is_killed_leaves_nothing_pinned() {
   done
   kill -KILL "$replay"
   wait "$replay" 2> /dev/null || true
-  until ! ctl "$address" sessions | grep -q replay; do :; done
+  until ! ctl "$address" sessions | grep replay > /dev/null; do :; done
   expect_code 0 ctl "$address" check
   expect_text "0 leases: clean"
   expect_text "pinned 0"

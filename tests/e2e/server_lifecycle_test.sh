@@ -79,7 +79,7 @@ test_port_in_use_is_refused() {
 }
 
 # listens ADDRESS PORT: something listens on a TCP address that matches, in the kernel's hexadecimal.
-listens() { cat /proc/net/tcp /proc/net/tcp6 | grep -qE "^ *[0-9]+: $1:$(printf %04X "$2") [0-9A-F:]+ 0A"; }
+listens() { grep -qE "^ *[0-9]+: $1:$(printf %04X "$2") [0-9A-F:]+ 0A" /proc/net/tcp /proc/net/tcp6; }
 
 test_loopback_only_unless_told_otherwise() {
   start near --listen="unix:$dir/n" --listen=:0
