@@ -29,6 +29,10 @@ class HostMemory final : public Memory {
 
 constexpr std::int64_t kStatBlockBytes = 512;  // unit of st_blocks
 constexpr unsigned kMemfdFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+// The mode of a memfd lets whoever has a descriptor for reading open it anew for writing, through /proc: only
+// the seal ends that. Mappings made before are not affected. Memfds of huge pages know it too.
+constexpr int kReadOnlySeals = kSizeSeals | F_SEAL_FUTURE_WRITE;
 constexpr int kHugePageShift = 21;
 constexpr std::int64_t kHugePageBytes = std::int64_t{1} << kHugePageShift;
 constexpr unsigned kHugeMemfdFlags = kMemfdFlags | MFD_HUGETLB | (kHugePageShift << 26);  // MFD_HUGE_SHIFT
@@ -58,13 +62,40 @@ int Allocate(int fd, std::int64_t bytes) {
   return error;
 }
 
-absl::StatusOr<std::unique_ptr<Memory>> SealAndMap(Descriptor memfd, std::int64_t bytes) {
-  if (fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return OutOfMemory(bytes, "sealing", errno);
-  }
+absl::StatusOr<std::unique_ptr<Memory>> MapAndSeal(Descriptor memfd, std::int64_t bytes, int seals) {
   void* data = Map(memfd.get(), bytes);
   if (data == MAP_FAILED) return OutOfMemory(bytes, "mmap", errno);
-  return std::make_unique<HostMemory>(data, bytes, std::move(memfd));
+  const int fd = memfd.get();
+  auto memory = std::make_unique<HostMemory>(data, bytes, std::move(memfd));
+  if (fcntl(fd, F_ADD_SEALS, seals) != 0) return OutOfMemory(bytes, "sealing", errno);
+  return memory;
+}
+
+// Of huge pages, as far as the machine has them.
+absl::StatusOr<std::unique_ptr<Memory>> AllocateMapped(std::int64_t bytes, int seals,
+                                                       const PageCalls& calls) {
+  if (bytes % kHugePageBytes == 0) {
+    if (Descriptor memfd(calls.create(kHugeMemfdFlags)); memfd && calls.allocate(memfd.get(), bytes) == 0) {
+      auto memory = MapAndSeal(std::move(memfd), bytes, seals);
+      if (!memory.ok()) return memory.status();
+      calls.advise((*memory)->data(), bytes, MADV_POPULATE_WRITE);
+      return memory;
+    }
+  }
+  if (auto s = CheckAvailable(bytes); !s.ok()) return s;
+  Descriptor memfd(calls.create(kMemfdFlags));
+  if (!memfd) return OutOfMemory(bytes, "memfd_create", errno);
+  if (ftruncate(memfd.get(), bytes) != 0) return OutOfMemory(bytes, "ftruncate", errno);
+  const int fd = memfd.get();
+  auto memory = MapAndSeal(std::move(memfd), bytes, seals);
+  if (!memory.ok()) return memory.status();
+  // Transparent huge pages come by faults alone. Where a kernel cannot do this, the next call does.
+  calls.advise((*memory)->data(), bytes, MADV_HUGEPAGE);
+  calls.advise((*memory)->data(), bytes, MADV_POPULATE_WRITE);
+  if (const int error = calls.allocate(fd, bytes); error != 0) {
+    return OutOfMemory(bytes, "fallocate", error);
+  }
+  return memory;
 }
 
 // The number in a file, or `otherwise` where there is none ("max" among them).
@@ -140,32 +171,15 @@ absl::StatusOr<std::unique_ptr<Memory>> AllocateHostMemory(std::int64_t bytes) {
   if (const int error = Allocate(memfd.get(), bytes); error != 0) {
     return OutOfMemory(bytes, "fallocate", error);
   }
-  return SealAndMap(std::move(memfd), bytes);
+  return MapAndSeal(std::move(memfd), bytes, kSizeSeals);
 }
 
 absl::StatusOr<std::unique_ptr<Memory>> AllocateStagingMemory(std::int64_t bytes, const PageCalls& calls) {
-  if (bytes % kHugePageBytes == 0) {
-    if (Descriptor memfd(calls.create(kHugeMemfdFlags)); memfd && calls.allocate(memfd.get(), bytes) == 0) {
-      auto memory = SealAndMap(std::move(memfd), bytes);
-      if (!memory.ok()) return memory.status();
-      calls.advise((*memory)->data(), bytes, MADV_POPULATE_WRITE);
-      return memory;
-    }
-  }
-  if (auto s = CheckAvailable(bytes); !s.ok()) return s;
-  Descriptor memfd(calls.create(kMemfdFlags));
-  if (!memfd) return OutOfMemory(bytes, "memfd_create", errno);
-  if (ftruncate(memfd.get(), bytes) != 0) return OutOfMemory(bytes, "ftruncate", errno);
-  const int fd = memfd.get();
-  auto memory = SealAndMap(std::move(memfd), bytes);
-  if (!memory.ok()) return memory.status();
-  // Transparent huge pages come by faults alone. Where a kernel cannot do this, the next call does.
-  calls.advise((*memory)->data(), bytes, MADV_HUGEPAGE);
-  calls.advise((*memory)->data(), bytes, MADV_POPULATE_WRITE);
-  if (const int error = calls.allocate(fd, bytes); error != 0) {
-    return OutOfMemory(bytes, "fallocate", error);
-  }
-  return memory;
+  return AllocateMapped(bytes, kReadOnlySeals, calls);
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> AllocateLandingMemory(std::int64_t bytes) {
+  return AllocateMapped(bytes, kSizeSeals, SystemPageCalls());
 }
 
 absl::StatusOr<ClientMemfd> MapClientMemfd(Descriptor descriptor, std::int64_t bytes) {

@@ -68,9 +68,12 @@ PageCalls SystemPageCalls();
 // As AllocateHostMemory, for memory that several processes move long runs of bytes through: of huge pages
 // that the machine has set aside (vm.nr_hugepages, or nr_overcommit_hugepages) when they suffice, else of
 // transparent ones where they are allowed for shared memory, else of ordinary ones. It is mapped to the last
-// page on return. The first two need bytes that are whole huge pages.
+// page on return. The first two need bytes that are whole huge pages. Nobody but this process writes to it:
+// its descriptor, and whatever is opened through it, is good for reading alone.
 absl::StatusOr<std::unique_ptr<Memory>> AllocateStagingMemory(std::int64_t bytes,
                                                               const PageCalls& calls = SystemPageCalls());
+// The same, for memory that who gets its descriptor is to write to.
+absl::StatusOr<std::unique_ptr<Memory>> AllocateLandingMemory(std::int64_t bytes);
 
 // A client's memory behind a memfd, mapped.
 struct ClientMemfd {

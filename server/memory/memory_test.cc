@@ -94,6 +94,68 @@ TEST(StagingMemory, IsThereWhateverPagesTheMachineHas) {
   EXPECT_EQ(RefusalReason(AllocateStagingMemory(std::int64_t{1} << 52).status()), "OUT_OF_MEMORY");
 }
 
+bool CanBeMappedForWriting(int fd, std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return false;
+  munmap(data, size);
+  return true;
+}
+
+// As somebody who was lent the descriptor for reading could: its mode lets it be opened for anything.
+Descriptor Reopened(int fd, int flags) {
+  return Descriptor(open(("/proc/self/fd/" + std::to_string(fd)).c_str(), flags | O_CLOEXEC));
+}
+
+void ExpectOnlyItsOwnerWrites(const Memory& memory) {
+  const Descriptor lent = Reopened(memory.descriptor(), O_RDONLY);
+  ASSERT_TRUE(lent);
+  for (const int flags : {O_RDONLY, O_WRONLY, O_RDWR}) {
+    SCOPED_TRACE(flags);
+    const Descriptor again = Reopened(lent.get(), flags);
+    if (!again) continue;
+    EXPECT_LT(pwrite(again.get(), "x", 1, 0), 0);
+    EXPECT_NE(fallocate(again.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, memory.bytes()), 0);
+    EXPECT_NE(ftruncate(again.get(), 0), 0);
+    EXPECT_FALSE(CanBeMappedForWriting(again.get(), memory.bytes()));
+  }
+  const auto size = static_cast<std::size_t>(memory.bytes());
+  auto* read = static_cast<char*>(mmap(nullptr, size, PROT_READ, MAP_SHARED, lent.get(), 0));
+  ASSERT_NE(read, MAP_FAILED);
+  EXPECT_NE(mprotect(read, size, PROT_READ | PROT_WRITE), 0);
+  static_cast<char*>(memory.data())[0] = 'o';
+  EXPECT_EQ(read[0], 'o');
+  munmap(read, size);
+}
+
+TEST(StagingMemory, NobodyWhoIsLentItWritesToIt) {
+  for (const std::int64_t bytes : {std::int64_t{4096}, kHugeBytes}) {
+    const auto memory = AllocateStagingMemory(bytes);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    ExpectOnlyItsOwnerWrites(**memory);
+  }
+}
+
+// Needs pages that are set aside.
+TEST(StagingMemory, NobodyWhoIsLentHugePagesWritesToThem) {
+  bool huge = true;
+  PageCalls calls = SystemPageCalls();
+  calls.create = [&](unsigned flags) {
+    huge = (flags & MFD_HUGETLB) != 0;
+    return memfd_create("test", flags);
+  };
+  const auto memory = AllocateStagingMemory(kHugeBytes, calls);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  if (!huge) GTEST_SKIP() << "no huge pages are set aside";
+  ExpectOnlyItsOwnerWrites(**memory);
+}
+
+TEST(StagingMemory, LandingMemoryIsWrittenToByWhoIsLentIt) {
+  const auto memory = AllocateLandingMemory(kHugeBytes);
+  ExpectZeroedSealedAndWritable(memory, kHugeBytes);
+  EXPECT_TRUE(CanBeMappedForWriting((*memory)->descriptor(), kHugeBytes));
+}
+
 // Stand-ins for the kernel's calls that write down what they are asked, and fail when they are told to.
 class StagingMemoryFailureTest : public ::testing::Test {
  protected:

@@ -28,7 +28,7 @@ class StagingLender {
  private:
   bool LendMemory(const v1::PullBegin& begin, const Device& device, v1::MemoryHandle& handle);
   bool LendToUcx(SourcePull& pull, v1::PullAccepted& accepted);
-  // For a descriptor that cannot be written through.
+  // For a descriptor that cannot be written through, nor opened anew for that: the memory is sealed.
   std::optional<std::string> IssueTicket(const Memory& memory);
 
   const ServiceContext context_;

@@ -52,7 +52,7 @@ UcxTransport::UcxTransport(Options options)
 absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Start(Options options) {
   std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(options)));
   for (std::int64_t slot = 0; slot < kSlots; ++slot) transport->free_slots_.push_back(slot);
-  auto memory = AllocateStagingMemory(kSlots * kChunkBytes);
+  auto memory = AllocateLandingMemory(kSlots * kChunkBytes);
   if (!memory.ok()) return memory.status();
   transport->landing_memory_ = *std::move(memory);
   if (auto s = transport->StartHelper(); !s.ok()) return s;

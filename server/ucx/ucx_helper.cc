@@ -159,7 +159,11 @@ bool UcxHelper::alive() const {
 }
 
 absl::StatusOr<std::uint32_t> UcxHelper::AddStaging(int fd, std::int64_t bytes) {
-  // Opened anew, for reading: the process cannot make its mapping writable, whoever has taken it over.
+  // Whoever has taken the process over could open it anew for writing, unless it is sealed.
+  if (const int seals = fcntl(fd, F_GET_SEALS); seals < 0 || (seals & F_SEAL_FUTURE_WRITE) == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("staging memory: descriptor %d is no memfd with F_SEAL_FUTURE_WRITE", fd));
+  }
   Descriptor readable(open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_RDONLY | O_CLOEXEC));
   if (!readable) {
     return absl::InvalidArgumentError(absl::StrFormat(

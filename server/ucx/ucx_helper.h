@@ -74,8 +74,9 @@ class UcxHelper {
   pid_t pid() const { return process_.pid; }
 
   // Gives the process a memory, of at least `bytes`, whose size must not shrink. Answers its number. It stays
-  // mapped until the process ends; the descriptor may be closed. These two block, for as long as mmap takes:
-  // not to be called from a callback.
+  // mapped until the process ends; the descriptor may be closed. Staging memory has to be sealed against
+  // writing, else INVALID_ARGUMENT. These two block, for as long as mmap takes: not to be called from a
+  // callback.
   absl::StatusOr<std::uint32_t> AddStaging(int fd, std::int64_t bytes);
   absl::StatusOr<std::uint32_t> AddLanding(int fd, std::int64_t bytes);
 

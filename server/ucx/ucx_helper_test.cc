@@ -2,6 +2,7 @@
 // happens when one of them is killed or stopped.
 #include "server/ucx/ucx_helper.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -39,10 +40,11 @@ std::string BinaryPath(const std::string& name) {
 // A memfd, mapped.
 class Memory {
  public:
-  explicit Memory(std::int64_t bytes) : bytes_(bytes), fd_(memfd_create("test", MFD_CLOEXEC)) {
+  explicit Memory(std::int64_t bytes, int seals = 0)
+      : bytes_(bytes), fd_(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
     if (ftruncate(fd_.get(), bytes) != 0) std::abort();
     data_ = static_cast<char*>(mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0));
-    if (data_ == MAP_FAILED) std::abort();
+    if (data_ == MAP_FAILED || fcntl(fd_.get(), F_ADD_SEALS, seals) != 0) std::abort();
   }
   ~Memory() { munmap(data_, size()); }
   Memory(const Memory&) = delete;
@@ -162,7 +164,7 @@ class UcxHelperTest : public ::testing::Test {
   }
 
   milliseconds deadline_{2000};
-  Memory staging_{97 * kMiB};
+  Memory staging_{97 * kMiB, F_SEAL_FUTURE_WRITE};
   Memory landing_{97 * kMiB};
   std::unique_ptr<UcxHelper> source_, target_;
 };
@@ -193,7 +195,7 @@ TEST_F(UcxHelperTest, BringsEveryByteOfEverySize) {
 }
 
 TEST_F(UcxHelperTest, FetchesBothWaysAtOnce) {
-  Memory back(8 * kMiB), back_landing(8 * kMiB);
+  Memory back(8 * kMiB, F_SEAL_FUTURE_WRITE), back_landing(8 * kMiB);
   back.Fill(2);
   LendAll(*source_);
   ASSERT_EQ(target_->AddStaging(back.fd(), back.bytes()).value(), 0U);
@@ -227,7 +229,7 @@ TEST_F(UcxHelperTest, RefusesATokenThatLendsNothing) {
 }
 
 TEST_F(UcxHelperTest, RefusesARangeThatIsNotWithinOneLent) {
-  Memory second(kMiB);
+  Memory second(kMiB, F_SEAL_FUTURE_WRITE);
   second.Fill(3);
   ASSERT_EQ(source_->AddStaging(second.fd(), second.bytes()).value(), 1U);
   ASSERT_TRUE(source_->Lend(kToken, 0, 1000, 500).ok());
@@ -263,6 +265,8 @@ TEST_F(UcxHelperTest, RefusesItsOwnDaemonsMistakes) {
   EXPECT_TRUE(absl::IsInvalidArgument(source_->Lend(kToken, 0, 1, staging_.bytes())));
   EXPECT_TRUE(absl::IsInvalidArgument(source_->Lend(kToken, 1, 0, 1)));
   EXPECT_TRUE(absl::IsInvalidArgument(source_->AddStaging(staging_.fd(), staging_.bytes() + 1).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(source_->AddStaging(landing_.fd(), landing_.bytes()).status()))
+      << "the process could write to it";
   EXPECT_TRUE(absl::IsInvalidArgument(source_->AddLanding(-1, 1).status()));
   const auto fetch = [&](UcxHelper::Range range) {
     absl::Notification ended;
@@ -288,7 +292,7 @@ TEST_F(UcxHelperTest, RefusesItsOwnDaemonsMistakes) {
     EXPECT_TRUE(absl::IsInvalidArgument(fetch(range))) << peer;
   }
   // The numbers of memories go on after a refusal.
-  EXPECT_EQ(source_->AddStaging(landing_.fd(), landing_.bytes()).value(), 1U);
+  EXPECT_EQ(source_->AddStaging(staging_.fd(), staging_.bytes()).value(), 1U);
   ExpectFetched(0, kMiB, 0);
 }
 

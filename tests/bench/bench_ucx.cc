@@ -151,7 +151,7 @@ class Ours {
 
   const std::int64_t staging_bytes_;
   const std::unique_ptr<Memory> staging_ = OrDie(AllocateStagingMemory(staging_bytes_));
-  const std::unique_ptr<Memory> landing_ = OrDie(AllocateStagingMemory(kPlaces * kMiB));
+  const std::unique_ptr<Memory> landing_ = OrDie(AllocateLandingMemory(kPlaces * kMiB));
   std::vector<char> copy_ = std::vector<char>(kMiB);  // of the helper's thread
   std::vector<std::uint64_t> hashes_;
   std::unique_ptr<UcxHelper> source_, target_;
