@@ -282,9 +282,9 @@ bool Catalog::ForgetOldest() {
   }
   std::sort(unused.begin(), unused.end(), [](auto* a, auto* b) { return a->left < b->left; });
   for (Namespace* ns : unused) {
+    if (ns->held_bytes > 0) continue;  // it would stay, and have lost its other pages for nothing
     while (DropOldestOf(*ns)) {
     }
-    if (ns->used_bytes > 0 || ns->visible > 0) continue;  // some are being copied down
     ForgetUnused();
     return true;
   }

@@ -61,6 +61,7 @@ struct Namespace : std::enable_shared_from_this<Namespace> {
   absl::flat_hash_set<std::uint64_t> sessions;
   std::uint64_t left = 0;       // with no session: when its last one ended, in the catalog's count of that
   std::int64_t used_bytes = 0;  // slots in all tiers
+  std::int64_t held_bytes = 0;  // slots of pages that cannot be dropped now
   std::int64_t visible = 0;
 };
 using NamespacePtr = std::shared_ptr<Namespace>;
@@ -242,7 +243,8 @@ class Catalog {
   void UnpinLease(const Lease& lease);
   absl::Status AddSession(Namespace& ns, std::uint64_t session);
   void ForgetUnused();
-  // Drops the pages of the namespace that has had no session for the longest time. False: all have some.
+  // Forgets the namespace that has had no session for the longest time, with its pages: of those whose pages
+  // can all be dropped. False: there is none, and nothing has been dropped.
   bool ForgetOldest();
   void AddEvent(Namespace& ns, StoreEvent event);
   void FlushRemoved();

@@ -38,6 +38,7 @@ struct Catalog::Found {
       ordered;                        // by group and tier: those for a policy
   std::vector<std::int64_t> visible;  // by group
   std::int64_t used_bytes = 0;        // the same
+  std::int64_t held_bytes = 0;
   std::vector<Slot> slots;
   std::vector<TierSums> tiers;
   std::vector<std::string> problems;
@@ -78,7 +79,9 @@ void Catalog::CheckPage(const Namespace& ns, Entry entry, Found& found) const {
   found.slots.push_back({r.tier, r.unit, group.slot_bytes});
   Found::TierSums& tier = found.tiers[r.tier];
   ++tier.pages;
-  if (Held(r)) tier.pinned_bytes += group.slot_bytes;
+  if (!Held(r)) return;
+  tier.pinned_bytes += group.slot_bytes;
+  found.held_bytes += group.slot_bytes;
 }
 
 void Catalog::CheckNamespace(const Namespace& ns, Found& found) const {
@@ -86,6 +89,7 @@ void Catalog::CheckNamespace(const Namespace& ns, Found& found) const {
   found.ordered.clear();
   found.visible.assign(ns.groups.size(), 0);
   found.used_bytes = 0;
+  found.held_bytes = 0;
   leases_.ForEach([&](const Lease& lease) {
     if (lease.name_space != ns.id) return;
     for (const Entry e : lease.pinned) ++found.counts[e].pins;
@@ -138,9 +142,11 @@ void Catalog::CheckNamespace(const Namespace& ns, Found& found) const {
       }
     }
   }
-  if (visible != ns.visible || found.used_bytes != ns.used_bytes) {
-    found.Problem(ns, absl::StrFormat("it counts %d visible pages and %d bytes; there are %d and %d",
-                                      ns.visible, ns.used_bytes, visible, found.used_bytes));
+  if (visible != ns.visible || found.used_bytes != ns.used_bytes || found.held_bytes != ns.held_bytes) {
+    found.Problem(
+        ns, absl::StrFormat("it counts %d visible pages and %d bytes, %d of them held; there are %d, %d, %d",
+                            ns.visible, ns.used_bytes, ns.held_bytes, visible, found.used_bytes,
+                            found.held_bytes));
   }
 }
 

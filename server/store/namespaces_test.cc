@@ -12,6 +12,7 @@ namespace kvsummary {
 namespace {
 
 using testing::Engine;
+using testing::Gate;
 using testing::HashOf;
 using testing::SimpleSpec;
 
@@ -199,6 +200,49 @@ TEST_F(NamespacesTest, PagesThatNobodyUsesKeepNoNewNamespaceOut) {
   EXPECT_EQ(store_->stats().tiers[0].evicted_pages, 12);
   EXPECT_EQ(RefusalReason(declare()), "NAMESPACE_LIMIT");
   EXPECT_EQ(store_->Check(), std::vector<std::string>{});
+}
+
+TEST_F(NamespacesTest, ANamespaceThatCannotBeForgottenYetLosesNothing) {
+  const auto salted = [](int i) {
+    NamespaceSpec spec = SimpleSpec();
+    spec.key.salt = std::to_string(i);
+    return spec;
+  };
+  // What is under way when the session ends: one page is read, or one more is written.
+  for (const bool load : {true, false}) {
+    SCOPED_TRACE(load);
+    Make({.host_bytes = 1 << 20, .device_bytes = 64 * 512}, 1);
+    const NamespaceId ns = Declare(salted(0), 10);
+    Engine engine(device(1), salted(0), 8);
+    const auto cache = Bind(ns, engine, 10);
+    Store(ns, salted(0), device(0), 1, 4, 10);
+    int made = 1;
+    for (std::uint64_t session = 100; made < kMaxNamespaces; ++session) {
+      for (int i = 0; i < kMaxNamespacesPerSession && made < kMaxNamespaces; ++i)
+        Declare(salted(made++), session);
+    }
+    std::future<Loaded> loaded;
+    std::future<Published> published;
+    Gate gate(device(1));
+    if (load) {
+      const auto hit = Find(ns, 1, 1, 32, 10);
+      ASSERT_EQ(hit->blocks, 1);
+      loaded = Start(LoadOf(*hit, cache, 10));
+    } else {
+      published = Start(ArgsOf(cache, engine, 2, 0, 1, 10));
+    }
+    store_->EndSession(10);
+    EXPECT_EQ(RefusalReason(store_->Declare(50, salted(made)).status()), "NAMESPACE_LIMIT");
+    EXPECT_EQ(store_->stats().tiers[0].pages, 4);
+    EXPECT_EQ(store_->stats().tiers[0].evicted_pages, 0);
+    EXPECT_EQ(store_->Check(), std::vector<std::string>{});
+    gate.Open();
+    load ? loaded.wait() : published.wait();
+    store_->Quiesce();
+    EXPECT_TRUE(store_->Declare(50, salted(made)).ok());
+    EXPECT_EQ(store_->stats().pages, 0);
+    EXPECT_EQ(store_->Check(), std::vector<std::string>{});
+  }
 }
 
 }  // namespace
