@@ -34,7 +34,7 @@ struct Offers::Entry {
 
   // With mutex_ held:
   Progress progress;
-  std::map<std::string, bool> transfers;  // by id: whether acknowledged
+  std::map<std::string, Transfer> transfers;  // by id
 };
 
 // Parts that are to be staged at once.
@@ -324,11 +324,11 @@ absl::StatusOr<std::shared_ptr<Offer>> Offers::Bind(const std::string& secret, c
   if (!entry.ok()) return entry.status();
   auto& transfers = (*entry)->transfers;
   const auto bound = transfers.find(transfer);
-  if (bound == transfers.end() ? std::ssize(transfers) >= (*entry)->consumers : bound->second) {
+  if (bound == transfers.end() ? std::ssize(transfers) >= (*entry)->consumers : bound->second.acknowledged) {
     return Refuse(Reason::HANDOFF_TAKEN, "handoff",
                   absl::StrFormat("the offer is for %d consumers, who have it", (*entry)->consumers));
   }
-  transfers.emplace(transfer, false);
+  ++transfers[transfer].binds;
   return (*entry)->offer;
 }
 
@@ -341,20 +341,22 @@ absl::Status Offers::Acknowledge(const std::string& secret, const std::string& t
     const std::lock_guard lock(mutex_);
     const auto entry = FindLocked(secret);
     if (!entry.ok()) {
-      const bool completed = std::any_of(ended_.begin(), ended_.end(), [&](const Ended& e) {
+      // Of several who have read under one id, one acknowledged: another may have read on after the end.
+      const bool repeated = std::any_of(ended_.begin(), ended_.end(), [&](const Ended& e) {
         const auto bound = e.transfers.find(transfer);
-        return e.secret == secret && bound != e.transfers.end() && bound->second;
+        return e.secret == secret && bound != e.transfers.end() && bound->second.acknowledged &&
+               bound->second.binds == 1;
       });
-      return completed ? absl::OkStatus() : entry.status();
+      return repeated ? absl::OkStatus() : entry.status();
     }
     auto& transfers = (*entry)->transfers;
     const auto bound = transfers.find(transfer);
     if (bound == transfers.end()) {
       return Refuse(Reason::HANDOFF_NOT_FOUND, "transfer_id", "the offer has no such consumer");
     }
-    bound->second = true;
-    const auto have =
-        std::count_if(transfers.begin(), transfers.end(), [](const auto& t) { return t.second; });
+    bound->second.acknowledged = true;
+    const auto have = std::count_if(transfers.begin(), transfers.end(),
+                                    [](const auto& t) { return t.second.acknowledged; });
     if (have < (*entry)->consumers) return absl::OkStatus();
     gone = RemoveLocked(secret, why);
     ++stats_.completed;

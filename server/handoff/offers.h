@@ -97,8 +97,10 @@ class Offers {
 
   // The offer, for a consumer. HANDOFF_NOT_FOUND, HANDOFF_EXPIRED, HANDOFF_CANCELLED, HANDOFF_TAKEN.
   absl::StatusOr<std::shared_ptr<Offer>> Bind(const std::string& secret, const std::string& transfer);
-  // The consumer has it. Idempotent; refuses as Bind when the offer ended before that, or the consumer is not
-  // one of it: what was read of its memory itself may be wrong.
+  // The consumer has it. Refuses as Bind when the offer ended before that, or the consumer is not one of it:
+  // what was read of its memory itself may be wrong. Idempotent for a consumer who has bound it once; if he
+  // has more often, what repeats after the offer's end may be another reader than the one it waited for, and
+  // is refused.
   absl::Status Acknowledge(const std::string& secret, const std::string& transfer);
 
   // Ends the session's offers that are not detached. Idempotent.
@@ -112,6 +114,10 @@ class Offers {
  private:
   struct Entry;
   struct Staging;
+  struct Transfer {
+    int binds = 0;
+    bool acknowledged = false;
+  };
   using Key = std::pair<std::uint64_t, std::uint64_t>;  // session, number
 
   // With mutex_ held.
@@ -138,7 +144,7 @@ class Offers {
   struct Ended {
     std::string secret;
     absl::Status why;
-    std::map<std::string, bool> transfers;  // as of an entry
+    std::map<std::string, Transfer> transfers;  // as of an entry
   };
   std::deque<Ended> ended_;  // the last ones
   Stats stats_;

@@ -87,6 +87,25 @@ TEST_F(OffersTest, ItIsFreeWhenEveryConsumerHasAcknowledged) {
   EXPECT_EQ(RefusalReason(offers_->Acknowledge(opened.secret, "a third one 1234")), "HANDOFF_NOT_FOUND");
 }
 
+// Two calls of one consumer read an offer; it ends with the word of the first, and its memory is used again.
+TEST_F(OffersTest, WhoeverReadsUnderAnAcknowledgedIdIsNotToldThatTheOfferWaitedForHim) {
+  for (const int consumers : {1, 2}) {
+    Offers::OpenArgs args = Args();
+    args.consumers = consumers;
+    const Offers::Opened opened = MustOpen(std::move(args));
+    EXPECT_EQ(Bind(opened.secret, kTransfer), "OK");
+    EXPECT_EQ(Bind(opened.secret, kTransfer), "OK");
+    EXPECT_TRUE(offers_->Acknowledge(opened.secret, kTransfer).ok());
+    if (consumers == 2) {
+      EXPECT_TRUE(offers_->Acknowledge(opened.secret, kTransfer).ok());  // it is there until all have it
+      EXPECT_EQ(Bind(opened.secret, kOther), "OK");
+      EXPECT_TRUE(offers_->Acknowledge(opened.secret, kOther).ok());
+      EXPECT_TRUE(offers_->Acknowledge(opened.secret, kOther).ok());  // he has read once
+    }
+    EXPECT_EQ(RefusalReason(offers_->Acknowledge(opened.secret, kTransfer)), "HANDOFF_NOT_FOUND");
+  }
+}
+
 TEST_F(OffersTest, ASecretThatWasNeverGivenOutIsNotFound) {
   EXPECT_EQ(Bind(std::string(16, 'x'), kTransfer), "HANDOFF_NOT_FOUND handoff");
   EXPECT_EQ(Bind("", kTransfer), "HANDOFF_NOT_FOUND handoff");
