@@ -149,7 +149,8 @@ class AppendReactor final : public WaitingReactor {
   v1::AppendResponse* const reply_;
 };
 
-// Cancelling the call, or the session's end, fails the acceptance: its end ends the call.
+// Cancelling the call, or the session's end, fails the acceptance: its end ends the call. When that is over,
+// and the source's word awaited, they end the call at once.
 class AcceptReactor final : public WaitingReactor {
  public:
   AcceptReactor(const ServiceContext& context, std::atomic<int>& under_way, const v1::AcceptRequest& request,
@@ -239,13 +240,11 @@ class AcceptReactor final : public WaitingReactor {
   // this returns, and ends with this object.
   template <typename Start>
   void Hold(const std::shared_ptr<Acceptance>& acceptance, Start start) {
+    // Before the lock, which it takes; OnDone waits for it.
+    session()->OnEnd(this,
+                     [this] { Fail(Refuse(Reason::SESSION_ENDED, "session_id", "the session has ended")); });
     const std::lock_guard lock(mutex_);
     acceptance_ = acceptance;
-    session()->OnEnd(this, [weak = std::weak_ptr(acceptance)] {
-      if (const auto held = weak.lock()) {
-        held->Fail(Refuse(Reason::SESSION_ENDED, "session_id", "the session has ended"));
-      }
-    });
     cache_.lock()->OnDeleted(this, [weak = std::weak_ptr(acceptance)] {
       if (const auto held = weak.lock()) {
         held->Fail(Refuse(Reason::CACHE_NOT_FOUND, "cache", "the cache has been deleted"));
@@ -263,6 +262,8 @@ class AcceptReactor final : public WaitingReactor {
       acceptance = acceptance_;
     }
     if (acceptance != nullptr) acceptance->Fail(why);
+    // Who tells of a failure may hold what Answer takes.
+    if (awaiting_->exchange(nullptr) != nullptr) OnGrpcThread([this, why] { Answer(why); });
   }
 
   // Nothing is written to the cache any more. Who tells of a failure may hold what Conclude takes.
@@ -290,11 +291,21 @@ class AcceptReactor final : public WaitingReactor {
     reply_->set_transport(remote_->transport());
     reply_->set_reconnects(remote_->reconnects());
     reply_->set_damaged_chunks(remote_->damaged_chunks());
+    const auto remote = std::move(remote_);  // this object may be no more once it can be answered
     // The client need not wait for the source's word, unless that can still tell that the bytes are wrong.
-    if (!remote_->certain()) {
-      return remote_->Acknowledge([this](const absl::Status& acknowledged) { Answer(acknowledged); });
+    if (!remote->certain()) {
+      const auto awaiting = awaiting_;
+      absl::Status cancelled;
+      {
+        const std::lock_guard lock(mutex_);
+        cancelled = cancelled_;
+        if (cancelled.ok()) awaiting->store(this);
+      }
+      if (!cancelled.ok()) return Answer(cancelled);
+      return remote->Acknowledge([awaiting](const absl::Status& acknowledged) {
+        if (AcceptReactor* self = awaiting->exchange(nullptr)) self->Answer(acknowledged);
+      });
     }
-    const auto remote = std::move(remote_);  // this object may be no more once it has answered
     const std::string address = handoff_.address;
     Answer(absl::OkStatus());
     remote->Acknowledge([address](const absl::Status& acknowledged) {
@@ -327,8 +338,11 @@ class AcceptReactor final : public WaitingReactor {
   Handoff handoff_;
   std::string transfer_;
   std::weak_ptr<Cache> cache_;  // that it is for
+  // While the source's word is awaited: this object. Who takes it away answers, and nobody else.
+  const std::shared_ptr<std::atomic<AcceptReactor*>> awaiting_ =
+      std::make_shared<std::atomic<AcceptReactor*>>(nullptr);
   std::mutex mutex_;
-  absl::Status cancelled_;
+  absl::Status cancelled_;  // or the session has ended
   std::shared_ptr<Acceptance> acceptance_;
   std::shared_ptr<LocalPull> local_;
   std::shared_ptr<PullLinks::Pulling> remote_;

@@ -187,5 +187,80 @@ TEST_F(HandoffWaitingTest, WhatHasComeInTimeNeedsNoLastWord) {
   while (source_.Stats().completed() == 0) std::this_thread::yield();
 }
 
+// A source that answers whatever it is asked, but never says that a pull has ended; and its memory is lent
+// for too short a time to do without that.
+class HandoffLastWordTest : public HandoffSilenceTest {
+ protected:
+  void SetUp() override {
+    StartBoth(true, true, {});
+    relay_->on_response = [last_word = last_word_](v1::PullResponse& message) {
+      if (message.has_accepted()) message.mutable_accepted()->set_lease_milliseconds(0);
+      if (!message.has_ended()) return Verdict::kPass;
+      last_word->set_value();
+      return Verdict::kDrop;
+    };
+  }
+  void SayNothingIfAsked() {
+    relay_->on_acknowledge = [] {
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the relay says nothing either");
+    };
+  }
+
+  // Comes when it would have said so. Of the relay too, which outlives this.
+  const std::shared_ptr<std::promise<void>> last_word_ = std::make_shared<std::promise<void>>();
+};
+
+TEST_F(HandoffLastWordTest, IsAskedForThoughTheSourceSaysOtherThings) {
+  const Large large = OfferLarge();
+  v1::AcceptResponse reply;
+  const auto status = Accept(AcceptOf(large), &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(Arrived(large));
+  EXPECT_EQ(source_.Stats().completed(), 1);
+}
+
+TEST_F(HandoffLastWordTest, ThatIsNotSaidEvenThenFailsTheAcceptanceByName) {
+  SayNothingIfAsked();
+  const Large large = OfferLarge();
+  v1::AcceptResponse reply;
+  const auto status = Accept(AcceptOf(large), &reply);
+  EXPECT_EQ(Text(status), "14 PEER_UNREACHABLE");
+  EXPECT_NE(status.error_message().find(Address("relay")), std::string::npos) << status.error_message();
+}
+
+// Of a link that is given more time than the test has.
+class HandoffAwaitedWordTest : public HandoffLastWordTest {
+ protected:
+  HandoffAwaitedWordTest() { silence_ = std::chrono::hours(1); }
+  void SetUp() override {
+    HandoffLastWordTest::SetUp();
+    large_ = OfferLarge();
+    accepted_ = AcceptSoon(AcceptOf(large_), &reply_, &context_);
+    last_word_->get_future().get();
+  }
+
+  Large large_;
+  v1::AcceptResponse reply_;
+  grpc::ClientContext context_;
+  std::future<grpc::Status> accepted_;
+};
+
+TEST_F(HandoffAwaitedWordTest, IsNotWaitedForWhenTheCallIsCancelled) {
+  context_.TryCancel();
+  EXPECT_EQ(accepted_.get().error_code(), grpc::StatusCode::CANCELLED);
+  while (target_.server->stats().handoffs_failed == 0) std::this_thread::yield();
+}
+
+TEST_F(HandoffAwaitedWordTest, IsNotWaitedForWhenTheSessionEnds) {
+  target_.client->Close();
+  EXPECT_EQ(ReasonOf(accepted_.get()), "SESSION_ENDED");
+}
+
+TEST_F(HandoffAwaitedWordTest, IsNotWaitedForWhenTheDaemonEnds) {
+  target_.server->Drain(std::chrono::milliseconds(0));
+  EXPECT_FALSE(accepted_.get().ok());
+  EXPECT_EQ(target_.server->stats().handoffs_failed, 1);
+}
+
 }  // namespace
 }  // namespace kvsummary

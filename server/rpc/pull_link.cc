@@ -107,7 +107,8 @@ void PullLink::Acknowledge(std::uint64_t key, std::function<void(absl::Status)> 
   {
     const std::lock_guard lock(mutex_);
     auto entry = pulls_.extract(key);
-    acknowledged = {std::move(entry.mapped().secret), std::move(entry.mapped().transfer), std::move(done)};
+    acknowledged = {std::move(entry.mapped().secret), std::move(entry.mapped().transfer), std::move(done),
+                    Clock::now() + options_.silence};
     const std::uint32_t number = entry.mapped().number;
     if (stream_ != nullptr && number != 0) {
       ended = std::move(numbers_.extract(number).mapped());
@@ -115,7 +116,8 @@ void PullLink::Acknowledge(std::uint64_t key, std::function<void(absl::Status)> 
       v1::PullRequest end;
       end.mutable_end()->set_pull(number);
       end.mutable_end()->set_acknowledge(true);
-      return stream_->Send(std::move(end));
+      stream_->Send(std::move(end));
+      return WatchLocked();
     }
     closed = closed_;
   }
@@ -157,10 +159,15 @@ bool PullLink::closed() const {
 }
 
 void PullLink::Close() {
-  std::unique_lock lock(mutex_);
-  closed_ = true;
-  if (stream_ != nullptr) stream_->Cancel();
-  idle_.wait(lock, [this] { return streams_ == 0; });
+  std::vector<std::shared_ptr<Acceptance>> failed;  // of those that have no stream at the moment
+  {
+    std::unique_lock lock(mutex_);
+    closed_ = true;
+    if (stream_ != nullptr) stream_->Cancel();
+    idle_.wait(lock, [this] { return streams_ == 0; });
+    for (const auto& [key, entry] : pulls_) failed.push_back(entry.acceptance);
+  }
+  for (const auto& acceptance : failed) acceptance->Fail(Unreachable("the daemon ends"));
 }
 
 void PullLink::OpenLocked() {
@@ -268,8 +275,22 @@ void PullLink::WatchLocked() {
 }
 
 void PullLink::Watch() {
-  const std::lock_guard lock(mutex_);
-  watching_ = false;
+  std::vector<Acknowledged> late;
+  {
+    const std::lock_guard lock(mutex_);
+    watching_ = false;
+    for (auto next = acknowledged_.begin(); next != acknowledged_.end();) {
+      const auto acknowledged = next++;
+      if (acknowledged->second.until > Clock::now()) continue;
+      late.push_back(std::move(acknowledged->second));
+      acknowledged_.erase(acknowledged);
+    }
+    LookLocked();
+  }
+  for (Acknowledged& acknowledged : late) CallAcknowledge(std::move(acknowledged));
+}
+
+void PullLink::LookLocked() {
   if (stream_ == nullptr || (pulls_.empty() && acknowledged_.empty())) return;
   const auto silent = taking_ ? Clock::duration(0) : Clock::now() - stream_heard_;
   if (silent >= options_.silence) {

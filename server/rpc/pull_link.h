@@ -37,7 +37,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   bool CloseIfIdle();
   // Whether nothing of it is under way.
   bool closed() const;
-  // Ends the stream, and returns when nothing of it is left.
+  // Ends the stream and what is being pulled, and returns when nothing of the stream is left.
   void Close();
 
   // For what is being pulled.
@@ -88,6 +88,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     std::string secret;
     std::string transfer;
     std::function<void(absl::Status)> done;
+    Clock::time_point until;  // then it is said in a call, though the source says other things
   };
 
   void CallAcknowledge(Acknowledged acknowledged);
@@ -100,6 +101,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   void BeginLocked(std::uint64_t key, Entry& entry);
   void ReopenLocked();
   void WatchLocked();
+  void LookLocked();
 
   const std::string address_;
   const PullLinks::Options options_;

@@ -25,13 +25,21 @@ void PullLinks::Pulling::Acknowledge(std::function<void(absl::Status)> done) {
 PullLinks::PullLinks(const Options& options, Stats& stats)
     : options_(options), stats_(stats), tcp_(TcpCredentials(options.tls)) {}
 
-PullLinks::~PullLinks() {
-  for (const auto& [address, link] : links_) link->Close();
-  for (const auto& link : closing_) link->Close();
+void PullLinks::Close() {
+  std::vector<std::shared_ptr<PullLink>> links;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    links.swap(closing_);
+    for (const auto& [address, link] : links_) links.push_back(link);
+    links_.clear();
+  }
+  for (const auto& link : links) link->Close();
 }
 
 absl::StatusOr<std::shared_ptr<PullLink>> PullLinks::Find(const std::string& address) {
   std::lock_guard lock(mutex_);
+  if (closed_) return Refuse(Reason::PEER_UNREACHABLE, "handoff", "the daemon ends");
   if (const auto found = links_.find(address); found != links_.end()) return found->second;
   std::erase_if(closing_, [](const auto& link) { return link->closed(); });
   for (auto link = links_.begin(); links_.size() >= kMaxLinks && link != links_.end();) {

@@ -37,7 +37,7 @@ class PullLinks {
 
   struct Options {
     std::chrono::milliseconds give_up{10'000};
-    std::chrono::milliseconds silence{5'000};  // a link that takes longer for a chunk is none
+    std::chrono::milliseconds silence{5'000};            // a link that takes longer for a chunk is none
     std::int64_t credit_bytes = std::int64_t{32} << 20;  // of chunks under way, of a stream
     bool same_host = true;                               // whether memory may be mapped
     UcxTransport* ucx = nullptr;                         // null: none; it must outlive the links
@@ -75,8 +75,10 @@ class PullLinks {
   };
 
   PullLinks(const Options& options, Stats& stats);
-  // Ends every stream, and waits for it.
-  ~PullLinks();
+  ~PullLinks() { Close(); }
+  // Ends every stream, and waits for it. What is being pulled fails with PEER_UNREACHABLE, as will what
+  // comes.
+  void Close();
 
   // Pulls an offer into the acceptance, which fails with PEER_UNREACHABLE, CHUNK_DAMAGED or what the source
   // says. HANDOFF_LIMIT when something is being pulled from too many daemons.
@@ -91,6 +93,7 @@ class PullLinks {
   Stats& stats_;
   const std::shared_ptr<grpc::ChannelCredentials> tcp_;
   std::mutex mutex_;
+  bool closed_ = false;
   std::map<std::string, std::shared_ptr<PullLink>> links_;  // by address
   std::vector<std::shared_ptr<PullLink>> closing_;          // that made room for others
 };

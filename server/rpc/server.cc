@@ -284,6 +284,7 @@ void Server::Drain(std::chrono::milliseconds timeout) {
   impl_->streams.TellDraining();
   impl_->drain.Await(deadline);
   impl_->streams.EndAll();
+  impl_->links.Close();  // hand-offs under way fail now: the server waits for their calls
   // Left are watches of the health and connections whose clients do not look: they end by being closed.
   impl_->server->Shutdown(std::min(deadline, std::chrono::system_clock::now() + kLinger));
 }
