@@ -25,23 +25,23 @@ class HandoffSilenceTest : public HandoffRpcTest {
   }
   // Of streams up to the last-th the relay lets pass what comes before the step.
   void FallSilent(Step step, int last) {
-    relay_->on_response = [this, step, last, stream = 0, silent = false,
-                           chunks = 0](v1::PullResponse& message) mutable {
-      if (relay_->streams() > last) return Verdict::kPass;
-      if (std::exchange(stream, relay_->streams()) != relay_->streams()) silent = step == Step::kNothing;
-      if (silent) return Verdict::kDrop;
-      if (step == Step::kNoChunk && message.has_chunk()) {
-        message.clear_chunk();
-        message.clear_done();
-        silent = true;
-      }
-      if (step == Step::kSomeChunks && message.has_chunk()) {
-        silent = ++chunks >= 3;
-        if (chunks > 3) return Verdict::kDrop;
-      }
-      if (step == Step::kNoEnd) message.clear_done();
-      return step == Step::kNoEnd && message.has_alive() ? Verdict::kDrop : Verdict::kPass;
-    };
+    relay_->SetOnResponse(
+        [this, step, last, stream = 0, silent = false, chunks = 0](v1::PullResponse& message) mutable {
+          if (relay_->streams() > last) return Verdict::kPass;
+          if (std::exchange(stream, relay_->streams()) != relay_->streams()) silent = step == Step::kNothing;
+          if (silent) return Verdict::kDrop;
+          if (step == Step::kNoChunk && message.has_chunk()) {
+            message.clear_chunk();
+            message.clear_done();
+            silent = true;
+          }
+          if (step == Step::kSomeChunks && message.has_chunk()) {
+            silent = ++chunks >= 3;
+            if (chunks > 3) return Verdict::kDrop;
+          }
+          if (step == Step::kNoEnd) message.clear_done();
+          return step == Step::kNoEnd && message.has_alive() ? Verdict::kDrop : Verdict::kPass;
+        });
   }
   std::string Text(const grpc::Status& status) const {
     return std::to_string(status.error_code()) + " " + ReasonOf(status);
@@ -58,7 +58,7 @@ TEST_P(EverySilence, IsABrokenLinkAndThePullGoesOn) {
   const auto status = Accept(AcceptOf(large), &reply);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_TRUE(Arrived(large));
-  EXPECT_EQ(reply.reconnects(), 1);
+  EXPECT_GE(reply.reconnects(), 1);
 }
 
 TEST_P(EverySilence, ThatLastsIsReportedByNameAndTheOfferStays) {
@@ -134,7 +134,7 @@ class HandoffWaitingTest : public HandoffSilenceTest {
     long_enough.get_future().get();
     EXPECT_EQ(AppendLast(offer, 44), "OK");
     const auto status = accepted.get();
-    relay_->on_response = [](auto&) { return Verdict::kPass; };
+    relay_->SetOnResponse([](auto&) { return Verdict::kPass; });
     return status;
   }
 
@@ -177,7 +177,12 @@ TEST_F(HandoffWaitingTest, WhatHasComeInTimeNeedsNoLastWord) {
   StartBoth(true, true, {});
   const Large large = OfferLarge();
   relay_->on_response = [](v1::PullResponse& message) {
+    // However long that takes here.
+    if (message.has_accepted()) message.mutable_accepted()->set_lease_milliseconds(60'000);
     return message.has_ended() ? Verdict::kDrop : Verdict::kPass;
+  };
+  relay_->on_acknowledge = [] {
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the relay says nothing either");
   };
   v1::AcceptResponse reply;
   const auto status = Accept(AcceptOf(large), &reply);

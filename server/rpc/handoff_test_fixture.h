@@ -75,6 +75,12 @@ class Relay final : public v1::HandoffService::Service {
   }
   ~Relay() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
+  // While streams are under way.
+  void SetOnResponse(std::function<Verdict(v1::PullResponse&)> hook) {
+    const std::lock_guard lock(mutex_);
+    on_response = std::move(hook);
+  }
+
   std::int64_t chunks() const { return chunks_; }
   int streams() const { return streams_; }
 
