@@ -59,8 +59,10 @@ PullLink::PullLink(std::string address, const PullLinks::Options& options,
 std::shared_ptr<PullLinks::Pulling> PullLink::Pull(const std::string& secret, const std::string& transfer,
                                                    std::shared_ptr<Acceptance> acceptance) {
   const std::shared_ptr<PullLinks::Pulling> pulling(new PullLinks::Pulling());
-  pulling->link_ = shared_from_this();
+  const std::string ucx_version = UcxVersion();
   const std::lock_guard lock(mutex_);
+  if (closed_) return nullptr;
+  pulling->link_ = shared_from_this();
   pulling->key_ = next_key_++;
   const auto now = Clock::now();
   const bool others = std::any_of(pulls_.begin(), pulls_.end(),
@@ -77,7 +79,7 @@ std::shared_ptr<PullLinks::Pulling> PullLink::Pull(const std::string& secret, co
   if (stream_ != nullptr) {
     BeginLocked(pulling->key_, entry);
   } else if (!waiting_) {
-    OpenLocked();
+    OpenLocked(ucx_version);
   }
   WatchLocked();
   return pulling;
@@ -170,7 +172,9 @@ void PullLink::Close() {
   for (const auto& acceptance : failed) acceptance->Fail(Unreachable("the daemon ends"));
 }
 
-void PullLink::OpenLocked() {
+std::string PullLink::UcxVersion() const { return options_.ucx == nullptr ? "" : options_.ucx->version(); }
+
+void PullLink::OpenLocked(const std::string& ucx_version) {
   if (closed_) return;
   ++streams_;
   stream_ = new PullStream(shared_from_this(), ++opened_, *stub_);
@@ -183,7 +187,7 @@ void PullLink::OpenLocked() {
   v1::PullRequest hello;
   hello.mutable_hello()->set_boot_id(boot_id_);
   hello.mutable_hello()->set_version(kPullVersion);
-  if (options_.ucx != nullptr) hello.mutable_hello()->set_ucx_version(options_.ucx->version());
+  hello.mutable_hello()->set_ucx_version(ucx_version);
   stream_->Send(std::move(hello));
   v1::PullRequest credit;
   credit.mutable_credit()->set_bytes(options_.credit_bytes);
@@ -372,15 +376,25 @@ void PullLink::Ended(std::uint64_t number, const grpc::Status& status, bool hear
   for (const auto& [acceptance, status_of] : failed) acceptance->Fail(status_of);
 }
 
+void PullLink::Reopen() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    ++streams_;  // Close waits for what follows
+  }
+  const std::string ucx_version = UcxVersion();
+  const std::lock_guard lock(mutex_);
+  --streams_;
+  idle_.notify_all();
+  waiting_ = false;
+  if (stream_ == nullptr && !pulls_.empty()) OpenLocked(ucx_version);
+}
+
 void PullLink::ReopenLocked() {
   ++stats_.handoff_reconnects;
   waiting_ = true;
   OnGrpcThreadAfter(delay_, [weak = weak_from_this()] {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    const std::lock_guard lock(self->mutex_);
-    self->waiting_ = false;
-    if (self->stream_ == nullptr && !self->pulls_.empty()) self->OpenLocked();
+    if (const auto self = weak.lock()) self->Reopen();
   });
   delay_ = std::min(delay_ * 2, kLongestDelay);
 }

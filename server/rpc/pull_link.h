@@ -31,6 +31,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   PullLink(std::string address, const PullLinks::Options& options,
            const std::shared_ptr<grpc::ChannelCredentials>& tcp, Stats& stats);
 
+  // Null: it is closed.
   std::shared_ptr<PullLinks::Pulling> Pull(const std::string& secret, const std::string& transfer,
                                            std::shared_ptr<Acceptance> acceptance);
   // Ends the stream, unless something is being pulled; whether it does.
@@ -96,8 +97,11 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   bool IsGivenUp(Entry& entry, const IncomingPull* incoming) const;
   // Looks now and then, while something is awaited, whether the source says something.
   void Watch();
+  // UCX's version, or nothing. May wait for its helper: without the lock.
+  std::string UcxVersion() const;
+  void Reopen();
   // With mutex_ held.
-  void OpenLocked();
+  void OpenLocked(const std::string& ucx_version);
   void BeginLocked(std::uint64_t key, Entry& entry);
   void ReopenLocked();
   void WatchLocked();
@@ -114,7 +118,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   bool closed_ = false;
   bool waiting_ = false;  // for the time to open a stream again
   bool watching_ = false;
-  int streams_ = 0;                       // that are not done
+  int streams_ = 0;                       // that are not done, or about to be opened
   std::map<std::uint64_t, Entry> pulls_;  // by key
   std::uint64_t next_key_ = 1;
   std::uint32_t next_number_ = 1;

@@ -61,9 +61,12 @@ absl::StatusOr<std::shared_ptr<PullLinks::Pulling>> PullLinks::Pull(const std::s
                                                                     const std::string& secret,
                                                                     const std::string& transfer,
                                                                     std::shared_ptr<Acceptance> acceptance) {
-  const auto link = Find(address);
-  if (!link.ok()) return link.status();
-  return (*link)->Pull(secret, transfer, std::move(acceptance));
+  while (true) {
+    const auto link = Find(address);
+    if (!link.ok()) return link.status();
+    if (auto pulling = (*link)->Pull(secret, transfer, acceptance)) return pulling;
+    // It has made room for another since it was found.
+  }
 }
 
 }  // namespace kvsummary
