@@ -17,6 +17,10 @@
 
 namespace kvsummary {
 
+// What an attempt to connect over TLS may take, in milliseconds: the handshake is several round trips, and
+// work at both ends.
+inline constexpr int kTlsConnectMs = 3000;
+
 // What errors call the files, as "--tls-ca".
 struct TlsNames {
   std::string_view ca, cert, key;

@@ -23,12 +23,13 @@ namespace {
 constexpr std::chrono::milliseconds kFirstDelay{20};
 constexpr std::chrono::milliseconds kLongestDelay{500};
 constexpr std::chrono::seconds kAvoidTransport{60};  // that has just failed
+constexpr int kConnectMs = 1000;                     // what an attempt may take, without TLS
 constexpr int kMaxMessageBytes = 64 << 20;
 
 // The two ends notice within twice this time that the other, or the network, is gone.
 constexpr int kKeepaliveMs = 1500;
 
-std::shared_ptr<grpc::Channel> Dial(const std::string& address,
+std::shared_ptr<grpc::Channel> Dial(const std::string& address, const TlsFiles& tls,
                                     const std::shared_ptr<grpc::ChannelCredentials>& tcp) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -37,7 +38,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address,
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(kFirstDelay.count()));
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);  // also what an attempt may take
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, tls.ca.empty() ? kConnectMs : kTlsConnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, static_cast<int>(kLongestDelay.count()));
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // dials what was checked, and nothing else
@@ -52,7 +53,7 @@ PullLink::PullLink(std::string address, const PullLinks::Options& options,
       options_(options),
       stats_(stats),
       boot_id_(BootId()),
-      stub_(v1::HandoffService::NewStub(Dial(address_, tcp))),
+      stub_(v1::HandoffService::NewStub(Dial(address_, options_.tls, tcp))),
       memory_(absl::StartsWith(address_, "unix:")),
       delay_(kFirstDelay) {}
 
