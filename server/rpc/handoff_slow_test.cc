@@ -1,5 +1,6 @@
 // Pullers that take their time, and caches that are deleted meanwhile.
 #include <fstream>
+#include <set>
 
 #include "server/handoff/handoff_text.h"
 #include "server/rpc/handoff_test_fixture.h"
@@ -149,6 +150,34 @@ TEST_F(HandoffSlowTest, MemoryThatIsReadWhereItLiesStaysAsItIsForAsLongAsItIsLen
     source_.client.reset();
     source_.server.reset();
   }
+}
+
+TEST_F(HandoffSlowTest, CreditOfPullsThatAreNoneIsTheStreams) {
+  Server::Options source;
+  source.advertise = Address("relay");
+  source_ = Start("source", source);
+  Server::Options target;
+  target.pull.same_host = false;
+  target.pull.credit_bytes = kChunkBytes;  // each chunk's is given back at once
+  target_ = Start("target", target);
+  relay_ = std::make_unique<Relay>(Address("relay"), Address("source"));
+  relay_->on_response = [](v1::PullResponse& message) {
+    if (message.has_chunk()) message.set_pull(1000);
+    return Relay::Verdict::kPass;
+  };
+  const auto came = std::make_shared<std::promise<std::set<std::uint32_t>>>();
+  relay_->on_request = [came, credits = 0, pulls = std::set<std::uint32_t>()](auto& message) mutable {
+    if (message.has_credit()) pulls.insert(message.credit().pull());
+    if (message.has_credit() && ++credits == 4) came->set_value(pulls);
+    return Relay::Verdict::kPass;
+  };
+  const Large large = OfferLarge();
+  v1::AcceptResponse reply;
+  grpc::ClientContext context;
+  auto accepted = AcceptSoon(AcceptOf(large), &reply, &context);
+  EXPECT_EQ(came->get_future().get(), std::set<std::uint32_t>{0});
+  context.TryCancel();
+  accepted.get();
 }
 
 TEST_F(HandoffSlowTest, DeletingTheCacheEndsTheAcceptanceThatWaitsForMore) {

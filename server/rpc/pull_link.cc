@@ -231,7 +231,7 @@ void PullLink::SendOf(std::uint32_t number, v1::PullRequest request) {
 void PullLink::GiveCredit(std::uint64_t stream, std::uint32_t pull, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (stream_ == nullptr || stream_->number() != stream) return;
-  owed_[pull] += bytes;
+  owed_[numbers_.contains(pull) ? pull : 0] += bytes;  // 0: of the stream alone
   owed_bytes_ += bytes;
   if (owed_bytes_ < options_.credit_bytes / 8) return;
   for (const auto& [number, owed] : owed_) {

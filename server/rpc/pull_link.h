@@ -137,7 +137,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   bool silenced_ = false;                      // it ends because it has said nothing
   std::map<std::uint32_t, Numbered> numbers_;  // its pulls, by number
   std::map<std::uint32_t, Acknowledged> acknowledged_;  // by number
-  std::map<std::uint32_t, std::int64_t> owed_;          // credit, by number
+  std::map<std::uint32_t, std::int64_t> owed_;          // credit, by number; 0: of none of its pulls
   std::int64_t owed_bytes_ = 0;                         // all of it
 };
 
