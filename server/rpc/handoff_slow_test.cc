@@ -58,6 +58,17 @@ class HandoffSlowTest : public HandoffRpcTest {
     EXPECT_TRUE(puller->stream->Write(hello));
     return puller;
   }
+  // Both daemons; the target's streams have so much credit.
+  void StartBehindRelay(std::int64_t credit_bytes) {
+    Server::Options source;
+    source.advertise = Address("relay");
+    source_ = Start("source", source);
+    Server::Options target;
+    target.pull.same_host = false;
+    target.pull.credit_bytes = credit_bytes;
+    target_ = Start("target", target);
+    relay_ = std::make_unique<Relay>(Address("relay"), Address("source"));
+  }
   v1::OfferResponse OfferWide() {
     if (wide_ == nullptr) wide_ = source_.MakeCache("wide", kWide);
     auto request = OfferRequestOf(*wide_, kWideRequest, kWideTokens);
@@ -152,15 +163,38 @@ TEST_F(HandoffSlowTest, MemoryThatIsReadWhereItLiesStaysAsItIsForAsLongAsItIsLen
   }
 }
 
+// The source is told of more credit than there is, and nothing is taken.
+TEST_F(HandoffSlowTest, ASourceThatSendsMoreThanItHasCreditForIsRefused) {
+  StartBehindRelay(2 * kChunkBytes);
+  relay_->on_request = [](v1::PullRequest& message) {
+    if (message.has_credit()) message.mutable_credit()->set_bytes(std::int64_t{64} << 20);
+    return Relay::Verdict::kPass;
+  };
+  const Large large = OfferLarge();
+  std::promise<void> gate;
+  large.target->device().executor().SubmitFree([open = gate.get_future().share()] { open.wait(); });
+  v1::AcceptResponse reply;
+  grpc::ClientContext context;
+  auto accepted = AcceptSoon(AcceptOf(large), &reply, &context);
+  while (relay_->ended() == 0) std::this_thread::yield();
+  gate.set_value();
+  EXPECT_EQ(ReasonOf(accepted.get()), "MESSAGE_MALFORMED");
+  EXPECT_EQ(relay_->streams(), 1);
+}
+
+TEST_F(HandoffSlowTest, AChunkThatIsLargerThanAnyIsRefused) {
+  StartBehindRelay(32 * kChunkBytes);
+  relay_->on_response = [](v1::PullResponse& message) {
+    if (message.has_chunk()) message.mutable_chunk()->mutable_data()->resize(kChunkBytes + 1);
+    return Relay::Verdict::kPass;
+  };
+  const Large large = OfferLarge();
+  v1::AcceptResponse reply;
+  EXPECT_EQ(ReasonOf(Accept(AcceptOf(large), &reply)), "MESSAGE_MALFORMED");
+}
+
 TEST_F(HandoffSlowTest, CreditOfPullsThatAreNoneIsTheStreams) {
-  Server::Options source;
-  source.advertise = Address("relay");
-  source_ = Start("source", source);
-  Server::Options target;
-  target.pull.same_host = false;
-  target.pull.credit_bytes = kChunkBytes;  // each chunk's is given back at once
-  target_ = Start("target", target);
-  relay_ = std::make_unique<Relay>(Address("relay"), Address("source"));
+  StartBehindRelay(kChunkBytes);  // each chunk's is given back at once
   relay_->on_response = [](v1::PullResponse& message) {
     if (message.has_chunk()) message.set_pull(1000);
     return Relay::Verdict::kPass;

@@ -83,6 +83,7 @@ class Relay final : public v1::HandoffService::Service {
 
   std::int64_t chunks() const { return chunks_; }
   int streams() const { return streams_; }
+  int ended() const { return ended_; }  // of them
 
   grpc::Status Pull(grpc::ServerContext* call,
                     grpc::ServerReaderWriter<v1::PullResponse, v1::PullRequest>* puller) override {
@@ -108,6 +109,7 @@ class Relay final : public v1::HandoffService::Service {
     call->TryCancel();
     requests.join();
     source->Finish();
+    ++ended_;
     return {grpc::StatusCode::UNAVAILABLE, "the relay has broken the stream"};
   }
   grpc::Status Acknowledge(grpc::ServerContext* /*call*/, const v1::AcknowledgeRequest* request,
@@ -134,6 +136,7 @@ class Relay final : public v1::HandoffService::Service {
   std::mutex mutex_;
   std::atomic<std::int64_t> chunks_ = 0;
   std::atomic<int> streams_ = 0;
+  std::atomic<int> ended_ = 0;
 };
 
 class HandoffRpcTest : public ::testing::Test {

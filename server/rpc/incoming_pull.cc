@@ -16,17 +16,16 @@ constexpr std::int64_t kMaxDamaged = 16;                    // chunks of one han
 constexpr std::chrono::milliseconds kLongestLease{60'000};  // that a source is believed
 constexpr std::int64_t kMaxOffset = std::int64_t{1} << 60;
 
-// What a chunk takes of the credit; the source's word, within bounds.
-std::int64_t CreditOf(const v1::PullResponse& message) {
-  const auto bytes =
-      std::max(static_cast<std::int64_t>(message.chunk().data().size()), message.chunk().size_bytes());
+}  // namespace
+
+std::int64_t HeldMessage::credit() const {
+  const v1::PullChunk& chunk = message_->chunk();
+  const auto bytes = std::max(static_cast<std::int64_t>(chunk.data().size()), chunk.size_bytes());
   return std::clamp<std::int64_t>(bytes, 0, kChunkBytes);
 }
 
-}  // namespace
-
 HeldMessage::~HeldMessage() {
-  if (const std::int64_t bytes = CreditOf(*message_); bytes > 0) {
+  if (const std::int64_t bytes = credit(); bytes > 0) {
     link_->GiveCredit(stream_, message_->pull(), bytes);
   }
 }
@@ -154,11 +153,24 @@ void IncomingPull::TakeChunk(const std::shared_ptr<HeldMessage>& message, PullLi
   const v1::PullChunk& chunk = (*message)->chunk();
   const std::int64_t bytes = acceptance_->BytesOfChunk(chunk.part(), chunk.chunk());
   if (ucx_.peer.empty() || bytes == 0) return CheckChunk(message, chunk.data(), pulling);
+  if (chunk.size_bytes() != bytes) {  // it takes more than its credit
+    Malformed("chunk.size_bytes", "chunk has another size");
+    return;
+  }
+  if (!acceptance_->Wants(chunk.part(), chunk.chunk())) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!fetching_.emplace(chunk.part(), chunk.chunk()).second) return;
+  }
   UcxTransport::Place place = ucx_;
   const Part& part = *acceptance_->FindPart(chunk.part());
   place.offset = offsets_[chunk.part()] + ChunkAt(part, chunk.chunk()).offset(part);
   link_->options().ucx->Fetch(
       place, bytes, [self = shared_from_this(), message, bytes](absl::StatusOr<UcxTransport::Bytes> fetched) {
+        {
+          const std::lock_guard lock(self->mutex_);
+          self->fetching_.erase({(*message)->chunk().part(), (*message)->chunk().chunk()});
+        }
         const auto pulling = self->pulling_.lock();
         if (pulling == nullptr) return;
         if (!fetched.ok()) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,6 +30,8 @@ class HeldMessage {
   HeldMessage& operator=(const HeldMessage&) = delete;
   const v1::PullResponse& operator*() const { return *message_; }
   const v1::PullResponse* operator->() const { return message_.get(); }
+  // What it takes, in bytes; the source's word, within bounds.
+  std::int64_t credit() const;
 
   UcxTransport::Bytes fetched = nullptr;  // a chunk's bytes, where the message has none
 
@@ -88,6 +92,8 @@ class IncomingPull : public std::enable_shared_from_this<IncomingPull> {
   std::shared_ptr<const PeerMemory::View> view_;
   UcxTransport::Place ucx_;                         // its peer is empty where it is not UCX
   std::map<std::int32_t, std::int64_t> offsets_{};  // UCX: of parts
+  std::mutex mutex_;
+  std::set<std::pair<std::int32_t, std::int64_t>> fetching_;  // UCX: chunks
 };
 
 }  // namespace kvsummary

@@ -180,9 +180,9 @@ void PullLink::OpenLocked(const std::string& ucx_version) {
   ++streams_;
   stream_ = new PullStream(shared_from_this(), ++opened_, *stub_);
   opened_at_ = stream_heard_ = Clock::now();
-  taking_ = probed_ = silenced_ = false;
+  taking_ = probed_ = silenced_ = overdrawn_ = false;
   owed_.clear();
-  owed_bytes_ = 0;
+  owed_bytes_ = held_bytes_ = 0;
   numbers_.clear();
   memory_.Forget();  // tickets are of a stream
   v1::PullRequest hello;
@@ -240,6 +240,7 @@ void PullLink::GiveCredit(std::uint64_t stream, std::uint32_t pull, std::int64_t
     credit.mutable_credit()->set_bytes(owed);
     stream_->Send(std::move(credit));
   }
+  held_bytes_ -= owed_bytes_;
   owed_.clear();
   owed_bytes_ = 0;
 }
@@ -250,7 +251,14 @@ void PullLink::Take(PullStream* stream, std::shared_ptr<v1::PullResponse> messag
   decltype(acknowledged_)::node_type acknowledged;
   {
     const std::lock_guard lock(mutex_);
-    if (stream != stream_) return;
+    if (stream != stream_ || overdrawn_) return;
+    held_bytes_ += held->credit();
+    // The last that there is credit for may be larger.
+    if (held_bytes_ >= options_.credit_bytes + kChunkBytes ||
+        std::ssize((*held)->chunk().data()) > kChunkBytes) {
+      overdrawn_ = true;
+      return stream->Cancel();
+    }
     heard_ = stream_heard_ = Clock::now();
     probed_ = false;
     delay_ = kFirstDelay;
@@ -350,13 +358,18 @@ void PullLink::Ended(std::uint64_t number, const grpc::Status& status, bool hear
     numbers.swap(numbers_);
     const absl::Status refused = FromGrpc(status);
     if (heard && !silenced_) heard_ = Clock::now();  // pings vouched for the source while it said nothing
-    const bool for_good = closed_ || Clock::now() - heard_ > options_.give_up ||
+    const bool for_good = closed_ || overdrawn_ || Clock::now() - heard_ > options_.give_up ||
                           status.error_code() == grpc::StatusCode::UNIMPLEMENTED ||
                           status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
                           status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
                           RefusalReason(refused) == ReasonName(Reason::MESSAGE_MALFORMED);
     const absl::Status why =
-        Unreachable(silenced_ ? absl::StrFormat("it has said nothing for %d ms", options_.silence.count())
+        overdrawn_
+            ? Refuse(Reason::MESSAGE_MALFORMED, "chunk",
+                     absl::StrFormat("the source at %s sends more than the %d bytes that it has credit for",
+                                     address_, options_.credit_bytes))
+            : Unreachable(silenced_
+                              ? absl::StrFormat("it has said nothing for %d ms", options_.silence.count())
                               : status.error_message());
     bool go_on = false;
     for (auto& [key, entry] : pulls_) {

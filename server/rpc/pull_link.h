@@ -135,10 +135,12 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   bool taking_ = false;                        // a message of it is being taken: what follows has to wait
   bool probed_ = false;                        // since then
   bool silenced_ = false;                      // it ends because it has said nothing
+  bool overdrawn_ = false;                     // or has sent more than it had credit for
   std::map<std::uint32_t, Numbered> numbers_;  // its pulls, by number
   std::map<std::uint32_t, Acknowledged> acknowledged_;  // by number
   std::map<std::uint32_t, std::int64_t> owed_;          // credit, by number; 0: of none of its pulls
   std::int64_t owed_bytes_ = 0;                         // all of it
+  std::int64_t held_bytes_ = 0;                         // of chunks whose credit the source does not have
 };
 
 }  // namespace kvsummary
