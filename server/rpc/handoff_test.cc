@@ -145,6 +145,20 @@ TEST_F(HandoffTest, ASourceThatIsGoneForGoodIsReportedByName) {
   EXPECT_EQ(target_.Stats().failed(), 2);
 }
 
+TEST_F(HandoffTest, ASourceThatSpeaksOnEveryStreamButBringsNothingIsGivenUp) {
+  give_up_ = std::chrono::milliseconds(300);
+  StartBoth(true);
+  const Large large = OfferLarge();
+  relay_->on_response = [&, stream = 0](v1::PullResponse& message) mutable {
+    const bool first = std::exchange(stream, relay_->streams()) != relay_->streams();
+    message.clear_chunk();
+    return first ? Verdict::kPass : Verdict::kBreak;
+  };
+  v1::AcceptResponse reply;
+  EXPECT_EQ(ReasonOf(Accept(AcceptOf(large), &reply)), "PEER_UNREACHABLE");
+  EXPECT_GT(relay_->streams(), 1);
+}
+
 TEST_F(HandoffTest, ASourceThatSpeaksAnotherVersionOfPullIsReportedByName) {
   StartBoth(true);
   const Large large = OfferLarge();

@@ -66,15 +66,14 @@ std::shared_ptr<PullLinks::Pulling> PullLink::Pull(const std::string& secret, co
   pulling->link_ = shared_from_this();
   pulling->key_ = next_key_++;
   const auto now = Clock::now();
-  const bool others = std::any_of(pulls_.begin(), pulls_.end(),
-                                  [](const auto& pull) { return pull.second.acceptance->status().ok(); });
-  if (!others) heard_ = now;
+  if (pulls_.empty()) delay_ = kFirstDelay;
   if (pulls_.empty() && acknowledged_.empty()) stream_heard_ = now;  // nobody has listened
   Entry& entry = pulls_[pulling->key_];
   entry.secret = secret;
   entry.transfer = transfer;
   entry.acceptance = std::move(acceptance);
   entry.pulling = pulling;
+  entry.went_on = now;
   entry.same_host = options_.same_host && now >= no_same_host_until_;
   entry.ucx = options_.ucx != nullptr && now >= no_ucx_until_;
   if (stream_ != nullptr) {
@@ -180,7 +179,7 @@ void PullLink::OpenLocked(const std::string& ucx_version) {
   ++streams_;
   stream_ = new PullStream(shared_from_this(), ++opened_, *stub_);
   opened_at_ = stream_heard_ = Clock::now();
-  taking_ = probed_ = silenced_ = overdrawn_ = false;
+  taking_ = probed_ = answered_ = silenced_ = overdrawn_ = false;
   owed_.clear();
   owed_bytes_ = held_bytes_ = 0;
   numbers_.clear();
@@ -259,9 +258,8 @@ void PullLink::Take(PullStream* stream, std::shared_ptr<v1::PullResponse> messag
       overdrawn_ = true;
       return stream->Cancel();
     }
-    heard_ = stream_heard_ = Clock::now();
-    probed_ = false;
-    delay_ = kFirstDelay;
+    stream_heard_ = Clock::now();
+    if (std::exchange(probed_, false) && (*held)->has_alive()) answered_ = true;
     if ((*held)->has_ended()) acknowledged = acknowledged_.extract((*held)->pull());
     if (const auto number = numbers_.find((*held)->pull()); number != numbers_.end()) {
       incoming = number->second.incoming;
@@ -336,15 +334,6 @@ void PullLink::Broken(PullStream* stream) {
   }
 }
 
-// A pull that waits for its source's engine has nothing to show, and its source answers: then the silence
-// begins with the last answer.
-bool PullLink::IsGivenUp(Entry& entry, const IncomingPull* incoming) const {
-  const bool went_on = (incoming != nullptr && incoming->has_brought()) ||
-                       stream_heard_ - opened_at_ > options_.give_up || !entry.silent_since;
-  if (went_on) entry.silent_since = stream_heard_;
-  return Clock::now() - *entry.silent_since >= options_.give_up;
-}
-
 void PullLink::Ended(std::uint64_t number, const grpc::Status& status, bool heard) {
   std::vector<std::pair<std::shared_ptr<Acceptance>, absl::Status>> failed;
   // The last hold of one ends without the lock.
@@ -357,9 +346,12 @@ void PullLink::Ended(std::uint64_t number, const grpc::Status& status, bool hear
     if (number != opened_) return;  // another has taken its place
     numbers.swap(numbers_);
     const absl::Status refused = FromGrpc(status);
-    if (heard && !silenced_) heard_ = Clock::now();  // pings vouched for the source while it said nothing
-    const bool for_good = closed_ || overdrawn_ || Clock::now() - heard_ > options_.give_up ||
-                          status.error_code() == grpc::StatusCode::UNIMPLEMENTED ||
+    // Pings vouched for the source while it said nothing.
+    const auto there_until = heard && !silenced_ ? Clock::now() : stream_heard_;
+    // Not one that ends soon, however often: a pull that waits for its source's engine has nothing else to
+    // show.
+    const bool stood = answered_ || there_until - opened_at_ > options_.give_up;
+    const bool for_good = closed_ || overdrawn_ || status.error_code() == grpc::StatusCode::UNIMPLEMENTED ||
                           status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
                           status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
                           RefusalReason(refused) == ReasonName(Reason::MESSAGE_MALFORMED);
@@ -375,7 +367,11 @@ void PullLink::Ended(std::uint64_t number, const grpc::Status& status, bool hear
     for (auto& [key, entry] : pulls_) {
       const auto incoming = numbers.find(std::exchange(entry.number, 0));
       const IncomingPull* pull = incoming == numbers.end() ? nullptr : incoming->second.incoming.get();
-      if (for_good || (silenced_ && IsGivenUp(entry, pull))) {
+      if (stood || (pull != nullptr && pull->has_brought())) {
+        entry.went_on = std::max(entry.went_on, there_until);
+        delay_ = kFirstDelay;
+      }
+      if (for_good || Clock::now() - entry.went_on >= options_.give_up) {
         failed.emplace_back(entry.acceptance, why);
         continue;
       }

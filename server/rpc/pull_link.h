@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -75,8 +74,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
     std::uint32_t number = 0;  // in the present stream; 0: none
     bool same_host = true;     // what may be tried
     bool ucx = true;
-    // Since when nothing has come, of those streams that the source has let fall silent.
-    std::optional<Clock::time_point> silent_since;
+    Clock::time_point went_on;  // last: it has brought something, or a stream has stood
   };
   // A pull of the present stream.
   struct Numbered {
@@ -93,8 +91,6 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   };
 
   void CallAcknowledge(Acknowledged acknowledged);
-  // Whether the source's silence has ended a stream for the last time, for an entry.
-  bool IsGivenUp(Entry& entry, const IncomingPull* incoming) const;
   // Looks now and then, while something is awaited, whether the source says something.
   void Watch();
   // UCX's version, or nothing. May wait for its helper: without the lock.
@@ -124,7 +120,6 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   std::uint32_t next_number_ = 1;
   Clock::time_point no_same_host_until_;
   Clock::time_point no_ucx_until_;
-  Clock::time_point heard_;  // when the source last said something
   std::chrono::milliseconds delay_;
 
   // The present stream.
@@ -134,6 +129,7 @@ class PullLink : public std::enable_shared_from_this<PullLink> {
   Clock::time_point stream_heard_;             // it, last
   bool taking_ = false;                        // a message of it is being taken: what follows has to wait
   bool probed_ = false;                        // since then
+  bool answered_ = false;                      // it has been probed, and has answered
   bool silenced_ = false;                      // it ends because it has said nothing
   bool overdrawn_ = false;                     // or has sent more than it had credit for
   std::map<std::uint32_t, Numbered> numbers_;  // its pulls, by number

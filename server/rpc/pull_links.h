@@ -1,10 +1,11 @@
 // The puller's end of HandoffService.Pull: one stream to each daemon that something is pulled from, shared by
 // all that is.
 //
-// A stream that breaks is opened anew, and what is being pulled goes on with the chunks that have not come;
-// it fails when the other daemon has not been heard of for Options::give_up. A stream whose source says
-// nothing for Options::silence, though it is asked, counts as broken: what nothing comes of in this way for
-// give_up fails too. Chunks that come damaged are asked for again. Thread-safe.
+// A stream that breaks is opened anew, and what is being pulled goes on with the chunks that have not come.
+// It fails when streams have broken for Options::give_up without bringing anything of it, or standing: for
+// that long, or until the source has answered whether it is there. A stream whose source says nothing for
+// Options::silence, though it is asked, counts as broken. Chunks that come damaged are asked for again.
+// Thread-safe.
 #pragma once
 
 #include <atomic>
