@@ -14,7 +14,8 @@
 
 namespace kvsummary {
 
-// Memory of the host that another process has made, mapped for reading; its size cannot shrink.
+// Memory of the host that another process has made, mapped for reading; no access faults, whatever
+// the other process does.
 class MappedStaging {
  public:
   MappedStaging(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
