@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -35,21 +35,50 @@ constexpr milliseconds kPatience{60'000};
 constexpr milliseconds kRetry{20};           // until the first process listens, which it says in no other way
 constexpr double kPerftestMB = 1024 * 1024;  // bytes of what it calls MB
 
-// A process that is killed, if need be, with this object.
+// In the child, before the program: only calls that a signal handler may make. An exec that fails says why to
+// `failed`.
+[[noreturn]] void BecomePerftest(pid_t parent, int output, int failed, char* const* arguments,
+                                 char* const* environment) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // it would spin for ever
+  if (getppid() != parent) _exit(1);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
+  dup2(output, STDOUT_FILENO);
+  dup2(output, STDERR_FILENO);
+  constexpr int kFailed = STDERR_FILENO + 1;
+  dup3(failed, kFailed, O_CLOEXEC);  // EINVAL where it has that number, and the flag
+  closefrom(kFailed + 1);
+  execvpe(kProgram, arguments, environment);
+  const int error = errno;
+  (void)!write(kFailed, &error, sizeof(error));
+  _exit(127);
+}
+
+// A process that is killed, if need be, with this object, and with the thread that has made it.
 class Child {
  public:
   // What it prints goes to `output`. Afterwards started() is the error, or 0.
   Child(std::vector<std::string> arguments, int output) {
     std::vector<std::string> environment = UcxEnvironment("lo");
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-    started_ = posix_spawnp(&pid_, kProgram, &actions, nullptr, Pointers(arguments).data(),
-                            Pointers(environment).data());
-    posix_spawn_file_actions_destroy(&actions);
-    if (started_ != 0) pid_ = -1;
+    const std::vector<char*> argument_pointers = Pointers(arguments), variables = Pointers(environment);
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+      started_ = errno;
+      return;
+    }
+    const OwnedDescriptor ours(ends[0]);
+    OwnedDescriptor failed(ends[1]);
+    const pid_t self = getpid();
+    pid_ = fork();
+    if (pid_ == 0) BecomePerftest(self, output, failed.get(), argument_pointers.data(), variables.data());
+    if (pid_ < 0) {
+      started_ = errno;
+      return;
+    }
+    failed = OwnedDescriptor();
+    if (read(ours.get(), &started_, sizeof(started_)) > 0) End();
   }
   ~Child() { End(); }
   Child(const Child&) = delete;
@@ -89,8 +118,8 @@ class Child {
   rusage usage_{};
 };
 
-absl::Status Failed(const char* call) {
-  return absl::UnavailableError(absl::StrCat(kProgram, ": ", call, ": ", std::strerror(errno)));
+absl::Status Failed(const char* call, int error = errno) {
+  return absl::UnavailableError(absl::StrCat(kProgram, ": ", call, ": ", std::strerror(error)));
 }
 
 absl::StatusOr<int> FreePort() {
@@ -140,9 +169,10 @@ absl::StatusOr<UcxPerftestResult> RunUcxPerftest(std::int64_t message_bytes, std
   if (!port.ok()) return port.status();
   const OwnedDescriptor nowhere(open("/dev/null", O_WRONLY | O_CLOEXEC));
   Child server({kProgram, "-p", absl::StrCat(*port)}, nowhere.get());
-  if (server.started() != 0) {
+  if (server.started() == ENOENT) {
     return absl::NotFoundError("ucx_perftest is not installed (Debian's package ucx-utils)");
   }
+  if (server.started() != 0) return Failed("cannot be run", server.started());
   std::string said;
   while (Clock::now() < deadline && !server.HasEnded()) {
     int ends[2];
@@ -152,6 +182,7 @@ absl::StatusOr<UcxPerftestResult> RunUcxPerftest(std::int64_t message_bytes, std
     Child client({kProgram, "127.0.0.1", "-p", absl::StrCat(*port), "-t", "ucp_am_bw", "-s",
                   absl::StrCat(message_bytes), "-n", absl::StrCat(messages), "-w", "100", "-f", "-v"},
                  theirs.get());
+    if (client.started() != 0) return Failed("cannot be run", client.started());
     theirs = OwnedDescriptor();
     said = ReadAll(ours.get(), deadline);
     client.End();

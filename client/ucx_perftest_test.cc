@@ -2,13 +2,21 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <vector>
 
+#include "client/descriptor_client.h"
 #include "client/raw_transfer.h"
 
 namespace kvsummary {
@@ -79,6 +87,35 @@ TEST_F(FakeUcxPerftest, WhereThereIsNoneItIsSaid) {
   ASSERT_TRUE(raw.ok()) << raw.status();
   EXPECT_EQ(raw->transfers.size(), 2U);
   EXPECT_THAT(raw->missing, testing::ElementsAre(HasSubstr("ucx-utils")));
+}
+
+TEST_F(FakeUcxPerftest, WhatCannotBeRunIsSaidToo) {
+  Install(kFigures);
+  std::filesystem::permissions(folder_ + "/ucx_perftest", std::filesystem::perms::owner_read);
+  const auto result = RunUcxPerftest(1 << 20, 500);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("Permission denied"));
+}
+
+TEST_F(FakeUcxPerftest, BothProcessesGoWithTheirParent) {
+  Install("echo $$ > client\nexec tail -f /dev/null", "echo $$ > server\nexec tail -f /dev/null");
+  for (const char* name : {"/client", "/server"}) ASSERT_EQ(mkfifo((folder_ + name).c_str(), 0600), 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    (void)RunUcxPerftest(1 << 20, 500);
+    _exit(0);
+  }
+  std::vector<OwnedDescriptor> processes;
+  for (const char* name : {"server", "client"}) {
+    processes.emplace_back(static_cast<int>(syscall(SYS_pidfd_open, std::stoi(Read(name)), 0)));
+    ASSERT_TRUE(processes.back().valid());
+  }
+  kill(parent, SIGKILL);
+  ASSERT_EQ(waitpid(parent, nullptr, 0), parent);
+  for (const OwnedDescriptor& process : processes) {
+    pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&ended, 1, 10'000), 1);
+  }
 }
 
 TEST_F(FakeUcxPerftest, ATransferOfItTakesWhatItsRateSays) {
