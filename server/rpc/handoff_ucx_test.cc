@@ -1,9 +1,14 @@
 // Hand-offs that travel by UCX, over the loopback interface.
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <future>
 
 #include "server/rpc/handoff_test_fixture.h"
+#include "server/rpc/ucx_transport.h"
 
 namespace kvsummary {
 namespace {
@@ -19,12 +24,26 @@ constexpr CacheGeometry kGeometry = {.layers = 4,
 constexpr std::int64_t kTokens = 6 * 8192 + 5;
 const PlacedRequest kRequest = {{7, 6, 5, 4, 3, 2}, 1};
 
+// The helpers' processes: children of this one.
+std::vector<pid_t> Helpers() {
+  std::vector<pid_t> pids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream children(entry.path() / "children");
+    for (pid_t pid = 0; children >> pid;) pids.push_back(pid);
+  }
+  return pids;
+}
+
+UcxTransport::Options UcxOptions() {
+  return {.net_device = "lo",
+          .binary = std::string(std::getenv("TEST_SRCDIR")) + "/" + std::getenv("TEST_WORKSPACE") +
+                    "/server/ucx/summaryd-ucx"};
+}
+
 class HandoffUcxTest : public HandoffRpcTest {
  protected:
   void SetUp() override {
-    const std::string binary = std::string(std::getenv("TEST_SRCDIR")) + "/" + std::getenv("TEST_WORKSPACE") +
-                               "/server/ucx/summaryd-ucx";
-    const UcxTransport::Options ucx{.net_device = "lo", .binary = binary};
+    const UcxTransport::Options ucx = UcxOptions();
     if (const auto started = UcxTransport::Start(ucx); !started.ok()) {
       GTEST_SKIP() << "UCX cannot be used here: " << started.status();
     }
@@ -47,15 +66,6 @@ class HandoffUcxTest : public HandoffRpcTest {
     EXPECT_TRUE(BytesOf(*to_) == Expected(*to_, kRequest, kTokens));
     return reply;
   }
-  // The helpers' processes: children of this one.
-  static std::vector<pid_t> Helpers() {
-    std::vector<pid_t> pids;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
-      std::ifstream children(entry.path() / "children");
-      for (pid_t pid = 0; children >> pid;) pids.push_back(pid);
-    }
-    return pids;
-  }
 
   std::shared_ptr<Cache> from_;
   std::shared_ptr<Cache> to_;
@@ -74,6 +84,56 @@ TEST_F(HandoffUcxTest, WithoutItsHelperItGoesOnOverGrpc) {
   EXPECT_EQ(helpers.size(), 2u);
   for (const pid_t pid : helpers) kill(pid, SIGKILL);
   EXPECT_EQ(MustHandOver().transport(), v1::HANDOFF_TRANSPORT_GRPC);
+}
+
+class UcxTransportTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto started = UcxTransport::Start(UcxOptions());
+    if (!started.ok()) GTEST_SKIP() << "UCX cannot be used here: " << started.status();
+    transport_ = *std::move(started);
+    const auto helpers = Helpers();
+    ASSERT_EQ(helpers.size(), 1U);
+    helper_ = helpers.front();
+    staging_ = *AllocateStagingMemory(kChunkBytes);
+    std::memset(staging_->data(), 7, kChunkBytes);
+  }
+  absl::StatusOr<UcxTransport::Bytes> Fetch(const UcxTransport::Place& place) {
+    std::promise<absl::StatusOr<UcxTransport::Bytes>> fetched;
+    transport_->Fetch(place, kChunkBytes, [&](auto bytes) { fetched.set_value(std::move(bytes)); });
+    return fetched.get_future().get();
+  }
+
+  std::unique_ptr<UcxTransport> transport_;
+  pid_t helper_ = 0;
+  std::unique_ptr<Memory> staging_;
+};
+
+TEST_F(UcxTransportTest, FetchesAloneBringADeadHelperBack) {
+  auto source = UcxHelper::Start({.binary = UcxOptions().binary, .net_device = "lo"});
+  ASSERT_TRUE(source.ok()) << source.status();
+  ASSERT_EQ((*source)->AddStaging(staging_->descriptor(), kChunkBytes).value(), 0U);
+  ASSERT_TRUE((*source)->Lend(1, 0, 0, kChunkBytes).ok());
+  const UcxTransport::Place place{.peer = (*source)->address(), .token = 1};
+  ASSERT_TRUE(Fetch(place).ok());
+  kill(helper_, SIGKILL);
+  auto fetched = Fetch(place);
+  while (absl::IsUnavailable(fetched.status())) fetched = Fetch(place);  // there is a pause before a restart
+  ASSERT_TRUE(fetched.ok()) << fetched.status();
+  EXPECT_EQ(std::memcmp(fetched->get(), staging_->data(), kChunkBytes), 0);
+}
+
+TEST_F(UcxTransportTest, NobodyWaitsForMemoryThatAHelperDoesNotTake) {
+  kill(helper_, SIGSTOP);
+  auto borrowed = std::async(std::launch::async, [&] { return transport_->Borrow(*staging_); });
+  std::chrono::steady_clock::duration longest{};
+  while (borrowed.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    const auto start = std::chrono::steady_clock::now();
+    transport_->version();
+    longest = std::max(longest, std::chrono::steady_clock::now() - start);
+  }
+  EXPECT_EQ(borrowed.get(), nullptr);
+  EXPECT_LT(longest, std::chrono::seconds(2)) << "the helper is given up after five";
 }
 
 }  // namespace

@@ -117,22 +117,35 @@ std::string UcxTransport::version() {
   return helper == nullptr ? "" : helper->version();
 }
 
+std::optional<std::uint32_t> UcxTransport::Staged(const Memory& staging, std::shared_ptr<UcxHelper>& helper) {
+  const auto find = [&]() -> std::optional<std::uint32_t> {
+    const std::lock_guard lock(mutex_);
+    helper = LiveHelper();
+    const auto known = staging_.find(&staging);
+    if (helper == nullptr || known == staging_.end()) return std::nullopt;
+    return known->second;
+  };
+  if (const auto number = find(); number || helper == nullptr) return number;
+  const std::lock_guard one_at_a_time(adding_);
+  if (const auto number = find(); number || helper == nullptr) return number;  // another has added it
+  const auto added = helper->AddStaging(staging.descriptor(), staging.bytes());
+  if (!added.ok()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  if (helper != helper_) return std::nullopt;  // it has died, and the next does not have the memory
+  staging_.emplace(&staging, *added);
+  return *added;
+}
+
 std::unique_ptr<UcxTransport::Loan> UcxTransport::Borrow(const Memory& staging) {
   if (staging.kind() != MemoryKind::kMemfd) return nullptr;
   const auto token = RandomBytes(sizeof(std::uint64_t));
   if (!token.ok()) return nullptr;
-  const std::lock_guard lock(mutex_);
-  auto helper = LiveHelper();
-  if (helper == nullptr) return nullptr;
-  auto known = staging_.find(&staging);
-  if (known == staging_.end()) {
-    const auto number = helper->AddStaging(staging.descriptor(), staging.bytes());
-    if (!number.ok()) return nullptr;
-    known = staging_.emplace(&staging, *number).first;
-  }
+  std::shared_ptr<UcxHelper> helper;
+  const auto number = Staged(staging, helper);
+  if (!number) return nullptr;
   std::unique_ptr<Loan> loan(new Loan());
   std::memcpy(&loan->token_, token->data(), sizeof(loan->token_));
-  loan->staging_ = known->second;
+  loan->staging_ = *number;
   loan->address_ = helper->address();
   loan->helper_ = std::move(helper);
   return loan;
@@ -162,22 +175,24 @@ void UcxTransport::Next() {
   while (!waiting_.empty() && !free_slots_.empty()) {
     Waiting fetch = std::move(waiting_.front());
     waiting_.pop_front();
-    if (helper_ == nullptr) {
-      Land({.status = absl::UnavailableError("the daemon ends"), .done = std::move(fetch.done)});
+    const auto helper = LiveHelper();
+    if (helper == nullptr) {
+      Land(
+          {.status = absl::UnavailableError("the UCX helper is not running"), .done = std::move(fetch.done)});
       continue;
     }
     const std::int64_t slot = free_slots_.back();
     free_slots_.pop_back();
-    helper_->Fetch({.peer = fetch.place.peer,
-                    .token = fetch.place.token,
-                    .staging = fetch.place.staging,
-                    .from = fetch.place.offset,
-                    .bytes = fetch.bytes,
-                    .landing = landing_,
-                    .to = slot * kChunkBytes},
-                   [this, slot, bytes = fetch.bytes, done = std::move(fetch.done)](absl::Status s) mutable {
-                     Land({.status = std::move(s), .slot = slot, .bytes = bytes, .done = std::move(done)});
-                   });
+    helper->Fetch({.peer = fetch.place.peer,
+                   .token = fetch.place.token,
+                   .staging = fetch.place.staging,
+                   .from = fetch.place.offset,
+                   .bytes = fetch.bytes,
+                   .landing = landing_,
+                   .to = slot * kChunkBytes},
+                  [this, slot, bytes = fetch.bytes, done = std::move(fetch.done)](absl::Status s) mutable {
+                    Land({.status = std::move(s), .slot = slot, .bytes = bytes, .done = std::move(done)});
+                  });
   }
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,6 +94,9 @@ class UcxTransport {
   absl::Status StartHelper();
   // With mutex_ held, as the next. Null while there is none; one is started meanwhile.
   std::shared_ptr<UcxHelper> LiveHelper();
+  // The number that the live helper knows the memory by, which it is given now where it does not have it.
+  // Blocks for as long as the helper takes, so mutex_ is not held.
+  std::optional<std::uint32_t> Staged(const Memory& staging, std::shared_ptr<UcxHelper>& helper);
   void Next();
   // From any thread, whatever it holds.
   void Land(Landed landed);
@@ -101,6 +105,7 @@ class UcxTransport {
 
   const Options options_;
   const std::shared_ptr<Buffers> buffers_;
+  std::mutex adding_;  // staging memory; taken before mutex_
   std::mutex mutex_;
   std::shared_ptr<UcxHelper> helper_;  // null: all is over
   bool starting_ = false;
