@@ -100,6 +100,8 @@ struct HandoffIdentity {
   std::string address;   // where others reach it; empty: not known
   Peers peers;
   bool shares_memory = true;  // with daemons of this host that pull
+  // How long one that pulls may take for a message before it counts as gone.
+  std::chrono::milliseconds longest_write{10'000};
   // The first bytes of the instance, as a number.
   std::uint64_t generation() const;
 };

@@ -5,7 +5,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "kvsummary/v1/handoff.grpc.pb.h"
 #include "server/error.h"
@@ -377,7 +376,7 @@ class HandoffService final : public v1::HandoffService::CallbackService {
   }
   grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* Pull(
       grpc::CallbackServerContext* call) override {
-    return NewPullSource(context_, absl::StartsWith(call->peer(), "unix:"));
+    return NewPullSource(context_, *call);
   }
 
  private:

@@ -23,6 +23,8 @@ const PlacedRequest kWideRequest = {{3}, 1};
 
 class HandoffSlowTest : public HandoffRpcTest {
  protected:
+  HandoffSlowTest() { silence_ = std::chrono::seconds(60); }  // nobody is cut off, unless a test is about it
+
   // A puller that does only what it is told to.
   struct Puller {
     grpc::ClientContext context;
@@ -34,21 +36,47 @@ class HandoffSlowTest : public HandoffRpcTest {
       request.mutable_credit()->set_bytes(bytes);
       ASSERT_TRUE(stream->Write(request));
     }
-    void Begin(std::uint32_t pull, const v1::OfferResponse& offer, bool same_host = false) {
+    static v1::PullRequest Beginning(std::uint32_t pull, const v1::OfferResponse& offer) {
       v1::PullRequest request;
       request.mutable_begin()->set_pull(pull);
       request.mutable_begin()->set_offer_secret(ParseHandoff(offer.handoff())->secret);
       request.mutable_begin()->set_transfer_id("a puller of tests");
       request.mutable_begin()->mutable_transfer_id()->resize(kTransferBytes);
       request.mutable_begin()->set_regions(kWideTokens / 8);
+      return request;
+    }
+    void Begin(std::uint32_t pull, const v1::OfferResponse& offer, bool same_host = false) {
+      v1::PullRequest request = Beginning(pull, offer);
       if (same_host) request.mutable_begin()->add_transports(v1::HANDOFF_TRANSPORT_SAME_HOST);
       ASSERT_TRUE(stream->Write(request));
     }
+    void End(std::uint32_t pull) {
+      v1::PullRequest request;
+      request.mutable_end()->set_pull(pull);
+      ASSERT_TRUE(stream->Write(request));
+    }
+    // The reason why the source ends the stream.
+    std::string Ended() {
+      for (v1::PullResponse message; stream->Read(&message);) {
+      }
+      const auto status = std::exchange(stream, nullptr)->Finish();
+      return ReasonOf(status);
+    }
     ~Puller() {
       context.TryCancel();
-      stream->Finish();
+      if (stream != nullptr) stream->Finish();
     }
   };
+  // Until a message is being written that the puller does not read: what is read ahead, and more.
+  void AwaitStuckWrite() {
+    while (source_.Stats().sent_bytes() < 5 * kChunkBytes) std::this_thread::yield();
+  }
+  void Cancel(const v1::OfferResponse& offer) {
+    v1::CancelHandoffRequest cancel;
+    cancel.set_handoff(offer.handoff());
+    v1::CancelHandoffResponse cancelled;
+    EXPECT_EQ(ReasonOf(source_.Call(&Stub::CancelHandoff, cancel, &cancelled)), "OK");
+  }
   std::unique_ptr<Puller> Open() {
     auto puller = std::make_unique<Puller>();
     puller->stream = source_.stub->Pull(&puller->context);
@@ -148,10 +176,7 @@ TEST_F(HandoffSlowTest, MemoryThatIsReadWhereItLiesStaysAsItIsForAsLongAsItIsLen
     ASSERT_EQ(message.accepted().transport(), v1::HANDOFF_TRANSPORT_SAME_HOST);
     ASSERT_GT(message.accepted().lease_milliseconds(), 0);
     if (gone) puller = nullptr;
-    v1::CancelHandoffRequest cancel;
-    cancel.set_handoff(offer.handoff());
-    v1::CancelHandoffResponse cancelled;
-    EXPECT_EQ(ReasonOf(source_.Call(&Stub::CancelHandoff, cancel, &cancelled)), "OK");
+    Cancel(offer);
     EXPECT_EQ(source_.Stats().offers(), 0);
     while (source_.Stats().staged_bytes() > 0) std::this_thread::yield();
     EXPECT_GE(std::chrono::steady_clock::now() - begun,
@@ -212,6 +237,144 @@ TEST_F(HandoffSlowTest, CreditOfPullsThatAreNoneIsTheStreams) {
   EXPECT_EQ(came->get_future().get(), std::set<std::uint32_t>{0});
   context.TryCancel();
   accepted.get();
+}
+
+// What has ended is let go of at once, whether it can be told or not.
+TEST_F(HandoffSlowTest, APullerThatReadsNothingHoldsNoMemoryOfAnOfferThatHasEnded) {
+  for (const bool same_host : {false, true}) {
+    SCOPED_TRACE(same_host);
+    source_ = Start("source");
+    wide_ = nullptr;
+    auto puller = Open();
+    puller->Credit(0, std::int64_t{1} << 30);
+    const auto stuck = OfferWide();
+    v1::OfferResponse mapped;
+    const auto begun = std::chrono::steady_clock::now();
+    std::int64_t lease = 0;
+    if (same_host) {
+      mapped = OfferWide();
+      puller->Begin(1, mapped, true);
+      v1::PullResponse message;
+      ASSERT_TRUE(puller->stream->Read(&message));
+      lease = message.accepted().lease_milliseconds();
+    }
+    puller->Begin(2, stuck);
+    AwaitStuckWrite();
+    if (same_host) {
+      const std::int64_t both = source_.Stats().staged_bytes();
+      Cancel(mapped);
+      while (source_.Stats().staged_bytes() == both) std::this_thread::yield();
+      EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(lease));
+    }
+    Cancel(stuck);
+    while (source_.Stats().staged_bytes() > 0) std::this_thread::yield();
+    puller = nullptr;
+    wide_ = nullptr;
+    source_.client.reset();
+    source_.server.reset();
+  }
+}
+
+TEST_F(HandoffSlowTest, APullerThatReadsNothingForLongIsCutOff) {
+  silence_ = std::chrono::milliseconds(250);
+  for (const bool half_closed : {false, true}) {
+    SCOPED_TRACE(half_closed);
+    source_ = Start("source");
+    wide_ = nullptr;
+    auto puller = Open();
+    puller->Credit(0, std::int64_t{1} << 30);
+    puller->Begin(1, OfferWide());
+    AwaitStuckWrite();
+    if (half_closed) puller->stream->WritesDone();
+    // It waits for what is being pulled.
+    const auto begun = std::chrono::steady_clock::now();
+    source_.server->Drain(std::chrono::minutes(2));
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::minutes(1));
+    puller = nullptr;
+    wide_ = nullptr;
+    source_.client.reset();
+    source_.server.reset();
+  }
+}
+
+TEST_F(HandoffSlowTest, NumbersOfPullsRise) {
+  source_ = Start("source");
+  const auto offer = OfferWide();
+  for (const std::uint32_t next : {1U, 2U}) {  // one that has ended, and one that is there
+    const auto puller = Open();
+    puller->Begin(1, offer);
+    puller->End(1);
+    puller->Begin(2, offer);
+    puller->Begin(3, offer);
+    puller->Begin(next, offer);
+    EXPECT_EQ(puller->Ended(), "MESSAGE_MALFORMED");
+  }
+}
+
+TEST_F(HandoffSlowTest, ChunksThatAreHeldDoNotComeHoweverTheyAreNamed) {
+  source_ = Start("source");
+  const auto puller = Open();
+  puller->Credit(0, std::int64_t{1} << 30);
+  v1::PullRequest begin = Puller::Beginning(1, OfferWide());
+  const std::vector<std::pair<std::int64_t, std::int64_t>> runs = {{7, 2}, {1, 1}, {8, 2},         {2, 1},
+                                                                   {7, 1}, {5, 0}, {11, kMaxIndex}};
+  for (const std::int32_t part : {1, 0}) {  // there is no part 1
+    for (const auto& [first, count] : runs) {
+      auto* held = begin.mutable_begin()->add_held();
+      held->set_part(part);
+      held->set_first(first + part);
+      held->set_count(count);
+    }
+  }
+  ASSERT_TRUE(puller->stream->Write(begin));
+  std::vector<std::int64_t> came;
+  for (v1::PullResponse message; came.size() < 6 && puller->stream->Read(&message);) {
+    if (message.has_chunk()) came.push_back(message.chunk().chunk());
+  }
+  EXPECT_EQ(came, (std::vector<std::int64_t>{0, 3, 4, 5, 6, 10}));
+}
+
+TEST_F(HandoffSlowTest, APullerNamesABoundedNumberOfRuns) {
+  source_ = Start("source");
+  const auto source = source_.MakeCache("source", kSource);
+  std::vector<v1::OfferResponse> offers;
+  for (int i = 0; i < 3; ++i) offers.push_back(OfferMore(*source));
+  for (const bool some_end : {true, false}) {
+    SCOPED_TRACE(some_end);
+    const auto puller = Open();
+    for (std::uint32_t pull = 1; pull <= 17; ++pull) {
+      v1::PullRequest begin = Puller::Beginning(pull, offers[pull % 3]);
+      for (std::int64_t i = 0; i < 65536; ++i) {
+        auto* held = begin.mutable_begin()->add_held();
+        held->set_part(0);
+        held->set_first(2 * i);
+        held->set_count(1);
+      }
+      puller->stream->Write(begin);
+      if (some_end && pull == 16) puller->End(7);
+    }
+    v1::PullRequest probe;
+    probe.mutable_probe();
+    puller->stream->Write(probe);
+    puller->stream->WritesDone();
+    EXPECT_EQ(puller->Ended(), some_end ? "OK" : "MESSAGE_MALFORMED");
+  }
+}
+
+TEST_F(HandoffSlowTest, AConsumerPullsAnOfferAFewTimesAtOnce) {
+  source_ = Start("source");
+  const auto offer = OfferWide();
+  const auto puller = Open();
+  for (std::uint32_t pull = 1; pull <= 8; ++pull) puller->Begin(pull, offer);
+  puller->Begin(9, offer);
+  puller->End(1);
+  puller->Begin(10, offer);
+  bool refused = false;
+  for (v1::PullResponse message; message.pull() != 10 && puller->stream->Read(&message);) {
+    EXPECT_EQ(message.has_failed(), message.pull() == 9);
+    refused |= message.has_failed();
+  }
+  EXPECT_TRUE(refused);
 }
 
 TEST_F(HandoffSlowTest, DeletingTheCacheEndsTheAcceptanceThatWaitsForMore) {

@@ -1,6 +1,7 @@
 #include "server/rpc/pull_source.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "server/checksum.h"
 #include "server/error.h"
@@ -21,9 +23,12 @@
 namespace kvsummary {
 namespace {
 
-constexpr std::size_t kMaxPulls = 4096;    // of a stream
-constexpr std::size_t kChunksAhead = 4;    // read while one is being sent
-constexpr std::size_t kMaxAnswers = 1024;  // unsent, then nothing more is read
+// Of a stream:
+constexpr std::size_t kMaxPulls = 4096;
+constexpr std::ptrdiff_t kMaxRepeats = 8;  // of an offer by one consumer, who may have given earlier ones up
+constexpr std::size_t kMaxRuns = std::size_t{1} << 20;  // that its pulls keep of `held` and `blocks`
+constexpr std::size_t kChunksAhead = 4;                 // read while one is being sent
+constexpr std::size_t kMaxAnswers = 1024;               // unsent, then nothing more is read
 constexpr std::int64_t kMaxCredit = std::int64_t{1} << 30;
 
 // Messages are written one at a time, and what they say is put together when their turn comes: besides a few
@@ -31,8 +36,12 @@ constexpr std::int64_t kMaxCredit = std::int64_t{1} << 30;
 class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>,
                          public std::enable_shared_from_this<PullSource> {
  public:
-  PullSource(const ServiceContext& context, bool local)
-      : context_(context), lender_(std::make_unique<StagingLender>(context, local)) {}
+  using Clock = std::chrono::steady_clock;
+
+  PullSource(const ServiceContext& context, grpc::CallbackServerContext& call)
+      : context_(context),
+        call_(call),
+        lender_(std::make_unique<StagingLender>(context, absl::StartsWith(call.peer(), "unix:"))) {}
 
   void Begin() {
     self_ = shared_from_this();
@@ -135,9 +144,9 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   absl::Status BeginPull(const v1::PullBegin& begin) {
     const std::uint32_t id = begin.pull();
     if (auto s = SourcePull::Check(begin); !s.ok()) return s;
+    if (auto s = TakeNumber(begin); !s.ok()) return s;
     auto admission = std::make_unique<Drain::Call>(context_.drain);
-    auto offer = admission->admitted().ok() ? context_.offers.Bind(begin.offer_secret(), begin.transfer_id())
-                                            : absl::StatusOr<std::shared_ptr<Offer>>(admission->admitted());
+    auto offer = Bind(begin, admission->admitted());
     // Before it is told how the offer stands, so that nothing is missed. The listener has no lock to wait
     // for.
     if (offer.ok()) {
@@ -148,13 +157,12 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       });
     }
     const std::lock_guard lock(mutex_);
-    if (pulls_.contains(id) || pulls_.size() >= kMaxPulls) {
-      return Malformed("the number of the pull is taken, or there are too many");
-    }
     if (offer.ok()) {
       SourcePull& pull = pulls_.try_emplace(id, begin, *offer, std::move(admission)).first->second;
       pull.accepted.set_version(kPullVersion);
       lender_->Choose(begin, pull);
+      pull.NoticeEnd();  // it may have come before there was a pull to tell
+      runs_ += pull.runs();
       news_.insert(id);
     } else {
       v1::PullResponse& refused = answers_.emplace_back();
@@ -165,11 +173,38 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
     return absl::OkStatus();
   }
 
+  absl::Status TakeNumber(const v1::PullBegin& begin) {
+    const std::lock_guard lock(mutex_);
+    // None comes back: what is still being read for a pull that has ended is no other's.
+    if (begin.pull() <= last_begun_) return Malformed("the numbers of pulls do not rise");
+    if (pulls_.size() >= kMaxPulls) return Malformed("there are too many pulls");
+    const int runs = begin.held_size() + begin.blocks_size();
+    if (runs_ + static_cast<std::size_t>(runs) > kMaxRuns) return Malformed("the pulls name too many runs");
+    last_begun_ = begin.pull();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::shared_ptr<Offer>> Bind(const v1::PullBegin& begin, const absl::Status& admitted) {
+    if (!admitted.ok()) return admitted;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto repeats = std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& pull) {
+        return pull.second.secret() == begin.offer_secret() && pull.second.transfer() == begin.transfer_id();
+      });
+      if (repeats >= kMaxRepeats) {
+        return Refuse(Reason::HANDOFF_LIMIT, "handoff",
+                      absl::StrFormat("the consumer pulls the offer %d times already", repeats));
+      }
+    }
+    return context_.offers.Bind(begin.offer_secret(), begin.transfer_id());
+  }
+
   void EndPull(const v1::PullEnd& end) {
     std::map<std::uint32_t, SourcePull>::node_type pull;  // ends without the lock
     {
       const std::lock_guard lock(mutex_);
       pull = pulls_.extract(end.pull());
+      if (!pull.empty()) runs_ -= pull.mapped().runs();
       news_.erase(end.pull());
       std::erase_if(chunks_, [&](const v1::PullResponse& message) {
         if (message.pull() != end.pull()) return false;
@@ -207,8 +242,29 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
 
   void Changed(std::uint32_t id) {
     const std::lock_guard lock(mutex_);
-    if (!pulls_.contains(id)) return;
+    const auto pull = pulls_.find(id);
+    if (pull == pulls_.end()) return;
+    pull->second.NoticeEnd();  // only to tell of it has to wait for its turn
     news_.insert(id);
+    Go();
+  }
+
+  // Cuts a puller off that does not take what is being written.
+  void LookAtWrite() {
+    {
+      const std::lock_guard lock(mutex_);
+      watched_ = false;
+      if (!writing_) return;
+      const auto left = writing_from_ + context_.handoff.longest_write - Clock::now();
+      if (left > Clock::duration(0)) {
+        watched_ = true;
+        return Watch(std::chrono::ceil<std::chrono::milliseconds>(left));
+      }
+      cancelling_ = true;  // the stream stays meanwhile
+    }
+    call_.TryCancel();  // may call back
+    const std::lock_guard lock(mutex_);
+    cancelling_ = false;
     Go();
   }
 
@@ -220,14 +276,23 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
       StopLocked(Refuse(Reason::DRAINING, "", "the daemon is draining and takes no new calls"));
     }
     if (stopped_) {
-      if (writing_ || loads_ > 0 || finished_) return;  // loads hold parts
+      if (writing_ || cancelling_ || loads_ > 0 || finished_) return;  // loads hold parts
       finished_ = true;
       return Finish(ToGrpc(*stopped_));
     }
     ReadAhead();
     if (writing_ || !NextMessage()) return;
     writing_ = true;
+    writing_from_ = Clock::now();
+    if (!std::exchange(watched_, true)) Watch(context_.handoff.longest_write);
     StartWrite(&message_);
+  }
+
+  // One alarm at a time, however many writes there are.
+  void Watch(std::chrono::milliseconds delay) {
+    OnGrpcThreadAfter(delay, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->LookAtWrite();
+    });
   }
 
   // Puts the next message together; false when there is nothing to say.
@@ -343,11 +408,14 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   }
 
   const ServiceContext context_;
+  grpc::CallbackServerContext& call_;
   std::shared_ptr<PullSource> self_;  // until OnDone
   v1::PullRequest request_;           // being read
   std::mutex mutex_;
   std::unique_ptr<StagingLender> lender_;  // until OnDone
   std::map<std::uint32_t, SourcePull> pulls_;
+  std::uint32_t last_begun_ = 0;
+  std::size_t runs_ = 0;    // of all pulls
   std::uint32_t last_ = 0;  // pull that had its turn
   std::int64_t credit_ = 0;
   std::size_t loads_ = 0;                 // chunks that are being read
@@ -356,7 +424,10 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
   std::deque<v1::PullResponse> chunks_;   // last
   v1::PullResponse message_;              // being written
   bool writing_ = false;
-  bool paused_ = false;  // reading, until enough is written
+  Clock::time_point writing_from_;
+  bool watched_ = false;     // there is an alarm for what is being written
+  bool cancelling_ = false;  // the call
+  bool paused_ = false;      // reading, until enough is written
   bool draining_ = false;
   std::optional<absl::Status> stopped_;
   bool finished_ = false;
@@ -365,8 +436,8 @@ class PullSource final : public grpc::ServerBidiReactor<v1::PullRequest, v1::Pul
 }  // namespace
 
 grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* NewPullSource(const ServiceContext& context,
-                                                                          bool local) {
-  auto source = std::make_shared<PullSource>(context, local);
+                                                                          grpc::CallbackServerContext& call) {
+  auto source = std::make_shared<PullSource>(context, call);
   source->Begin();
   return source.get();
 }

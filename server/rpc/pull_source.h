@@ -1,6 +1,7 @@
 // The source's end of HandoffService.Pull.
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
 #include "kvsummary/v1/handoff.pb.h"
@@ -9,9 +10,9 @@
 namespace kvsummary {
 
 // Serves one stream: takes turns between the offers that are pulled on it, chunk by chunk, for as long as the
-// puller has room; deletes itself when the stream has ended.
-// `local`: the puller has come over a Unix socket, and may share memory.
+// puller has room; deletes itself when the stream has ended. A puller that takes nothing for
+// HandoffIdentity::longest_write is cut off.
 grpc::ServerBidiReactor<v1::PullRequest, v1::PullResponse>* NewPullSource(const ServiceContext& context,
-                                                                          bool local);
+                                                                          grpc::CallbackServerContext& call);
 
 }  // namespace kvsummary

@@ -115,8 +115,11 @@ struct Server::Impl {
         bounces(caches.devices()),
         offers(caches.devices(), options.handoff),
         links(PullOptions(options, ucx.get()), stats),
-        handoff{
-            .instance = "", .address = "", .peers = options.peers, .shares_memory = options.pull.same_host},
+        handoff{.instance = "",
+                .address = "",
+                .peers = options.peers,
+                .shares_memory = options.pull.same_host,
+                .longest_write = 2 * options.pull.silence},
         context{.caches = caches,
                 .stats = stats,
                 .drain = drain,

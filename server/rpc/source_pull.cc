@@ -11,8 +11,8 @@
 namespace kvsummary {
 namespace {
 
-constexpr int kMaxHeldRuns = 65536;      // of a pull
-constexpr std::size_t kMaxAgain = 4096;  // chunks
+constexpr int kMaxHeldRuns = 65536;    // of a pull
+constexpr std::size_t kMaxAgain = 64;  // chunks: a puller gives up at fewer
 
 bool InRange(std::int64_t number) { return number >= 0 && number <= kMaxIndex; }
 
@@ -45,16 +45,33 @@ SourcePull::SourcePull(const v1::PullBegin& begin, std::shared_ptr<Offer> offer,
   wanted_.regions = begin.regions();
   for (const auto& blocks : begin.blocks()) wanted_.blocks[blocks.group()] = {blocks.first(), blocks.count()};
   for (const auto& held : begin.held()) {
-    held_[static_cast<std::size_t>(held.part())].push_back({held.first(), held.count()});
+    const HeldRun run{{static_cast<std::size_t>(held.part()), held.first()}, held.first() + held.count()};
+    if (held.count() > 0) held_.push_back(run);
   }
+  std::sort(held_.begin(), held_.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  std::size_t kept = 0;
+  for (const HeldRun& run : held_) {
+    if (kept > 0 && held_[kept - 1].begin.part == run.begin.part && run.begin.chunk <= held_[kept - 1].end) {
+      held_[kept - 1].end = std::max(held_[kept - 1].end, run.end);
+    } else {
+      held_[kept++] = run;
+    }
+  }
+  held_.resize(kept);
+  held_.shrink_to_fit();
+}
+
+void SourcePull::NoticeEnd() { TakeEnd(offer_->Look(kMaxOfferParts).ended); }
+
+void SourcePull::TakeEnd(const absl::Status& ended) {
+  if (ended.ok() || !failed_.ok()) return;
+  told_failed_ = IsThrough();  // who has all need not know
+  Fail(ended);
 }
 
 void SourcePull::Tell(v1::PullResponse& message) {
   const Offer::View view = offer_->Look(parts_.size());
-  if (!view.ended.ok()) {
-    told_failed_ = told_failed_ || IsThrough();  // who has all need not know
-    Fail(view.ended);
-  }
+  TakeEnd(view.ended);
   if (!failed_.ok()) {
     if (!std::exchange(told_failed_, true)) FillFailed(failed_, message.mutable_failed());
     return;
@@ -99,11 +116,11 @@ void SourcePull::LetGo() {
 }
 
 bool SourcePull::Holds(const Place& place) const {
-  const auto runs = held_.find(place.part);
-  return runs != held_.end() &&
-         std::any_of(runs->second.begin(), runs->second.end(), [&](const Wanted::Run& run) {
-           return place.chunk >= run.first && place.chunk - run.first < run.count;
-         });
+  const auto after = std::upper_bound(held_.begin(), held_.end(), place,
+                                      [](const Place& p, const HeldRun& run) { return p < run.begin; });
+  if (after == held_.begin()) return false;
+  const HeldRun& run = *std::prev(after);
+  return run.begin.part == place.part && place.chunk < run.end;
 }
 
 std::optional<SourcePull::Place> SourcePull::Take() {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +26,7 @@ class SourcePull {
   struct Place {
     std::size_t part = 0;
     std::int64_t chunk = 0;
+    auto operator<=>(const Place&) const = default;
   };
 
   // Whether a request to begin is one: MESSAGE_MALFORMED.
@@ -44,6 +45,11 @@ class SourcePull {
   const StagedPart& part(std::size_t number) const { return *parts_[number]; }
   std::shared_ptr<const StagedPart> shared_part(std::size_t number) const { return parts_[number]; }
 
+  // What it keeps of `held` and `blocks`, in runs: no more than came.
+  std::size_t runs() const { return held_.size() + wanted_.blocks.size(); }
+
+  // If the offer has ended, lets go of what it has of it, whenever that can be told.
+  void NoticeEnd();
   // Adds what the puller has not been told yet to a message.
   void Tell(v1::PullResponse& message);
   // Nothing more is sent but why.
@@ -65,6 +71,12 @@ class SourcePull {
   std::size_t loads = 0;                               // of its chunks, being read
 
  private:
+  struct HeldRun {
+    Place begin;
+    std::int64_t end = 0;  // chunk after the last
+  };
+
+  void TakeEnd(const absl::Status& ended);
   bool Holds(const Place& place) const;
   // Whether all that there will ever be has been taken.
   bool IsThrough() const;
@@ -74,7 +86,7 @@ class SourcePull {
   const std::string secret_;
   const std::string transfer_;
   Wanted wanted_;
-  std::map<std::size_t, std::vector<Wanted::Run>> held_;  // by part: that the puller has
+  std::vector<HeldRun> held_;                             // that the puller has: rising, apart
   std::vector<std::shared_ptr<const StagedPart>> parts_;  // that have been told
   std::chrono::steady_clock::time_point lent_until_;      // if they are read where they lie
   bool begun_ = false;                                    // `accepted` has been told
