@@ -75,7 +75,7 @@ std::shared_ptr<PullLinks::Pulling> PullLink::Pull(const std::string& secret, co
   entry.pulling = pulling;
   entry.went_on = now;
   entry.same_host = options_.same_host && now >= no_same_host_until_;
-  entry.ucx = options_.ucx != nullptr && now >= no_ucx_until_;
+  entry.ucx = !ucx_version.empty() && now >= no_ucx_until_;
   if (stream_ != nullptr) {
     BeginLocked(pulling->key_, entry);
   } else if (!waiting_) {
