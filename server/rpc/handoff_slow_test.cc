@@ -219,7 +219,7 @@ TEST_F(HandoffSlowTest, AChunkThatIsLargerThanAnyIsRefused) {
 }
 
 TEST_F(HandoffSlowTest, CreditOfPullsThatAreNoneIsTheStreams) {
-  StartBehindRelay(kChunkBytes);  // each chunk's is given back at once
+  StartBehindRelay(8 * kChunkBytes);  // given back chunk by chunk, and more than all that is under way
   relay_->on_response = [](v1::PullResponse& message) {
     if (message.has_chunk()) message.set_pull(1000);
     return Relay::Verdict::kPass;
