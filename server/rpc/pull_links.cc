@@ -57,10 +57,9 @@ absl::StatusOr<std::shared_ptr<PullLink>> PullLinks::Find(const std::string& add
   return links_[address] = std::make_shared<PullLink>(address, options_, tcp_, stats_);
 }
 
-absl::StatusOr<std::shared_ptr<PullLinks::Pulling>> PullLinks::Pull(const std::string& address,
-                                                                    const std::string& secret,
-                                                                    const std::string& transfer,
-                                                                    std::shared_ptr<Acceptance> acceptance) {
+absl::StatusOr<std::shared_ptr<PullLinks::Pulling>> PullLinks::Pull(
+    const std::string& address, const std::string& secret, const std::string& transfer,
+    const std::shared_ptr<Acceptance>& acceptance) {
   while (true) {
     const auto link = Find(address);
     if (!link.ok()) return link.status();

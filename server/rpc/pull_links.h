@@ -85,7 +85,7 @@ class PullLinks {
   // says. HANDOFF_LIMIT when something is being pulled from too many daemons.
   absl::StatusOr<std::shared_ptr<Pulling>> Pull(const std::string& address, const std::string& secret,
                                                 const std::string& transfer,
-                                                std::shared_ptr<Acceptance> acceptance);
+                                                const std::shared_ptr<Acceptance>& acceptance);
 
  private:
   absl::StatusOr<std::shared_ptr<PullLink>> Find(const std::string& address);
