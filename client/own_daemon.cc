@@ -22,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "client/client.h"
 #include "client/descriptor_client.h"
+#include "client/exec_pointers.h"
 
 namespace kvsummary {
 namespace {
@@ -91,10 +92,7 @@ bool OwnDaemon::HasEnded() {
 absl::Status OwnDaemon::Run(const std::string& binary, const std::vector<std::string>& flags) {
   std::vector<std::string> arguments{binary, "--listen=" + address()};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
-  std::vector<char*> pointers;
-  pointers.reserve(arguments.size() + 1);
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
+  const std::vector<char*> pointers = ExecPointers(arguments);
   const OwnedDescriptor file(open(log().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   if (!file.valid()) {
     return absl::UnavailableError(absl::StrCat("cannot write ", log(), ": ", std::strerror(errno)));

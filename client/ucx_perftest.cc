@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/descriptor_client.h"
+#include "client/exec_pointers.h"
 #include "server/ucx/environment.h"
 
 namespace kvsummary {
@@ -62,7 +63,8 @@ class Child {
   // What it prints goes to `output`. Afterwards started() is the error, or 0.
   Child(std::vector<std::string> arguments, int output) {
     std::vector<std::string> environment = UcxEnvironment("lo");
-    const std::vector<char*> argument_pointers = Pointers(arguments), variables = Pointers(environment);
+    const std::vector<char*> argument_pointers = ExecPointers(arguments),
+                             variables = ExecPointers(environment);
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
       started_ = errno;
@@ -105,14 +107,6 @@ class Child {
   }
 
  private:
-  static std::vector<char*> Pointers(std::vector<std::string>& strings) {
-    std::vector<char*> pointers;
-    pointers.reserve(strings.size() + 1);
-    for (std::string& s : strings) pointers.push_back(s.data());
-    pointers.push_back(nullptr);
-    return pointers;
-  }
-
   int started_ = 0;
   pid_t pid_ = -1;
   rusage usage_{};

@@ -13,17 +13,6 @@
 namespace kvsummary {
 namespace {
 
-constexpr CacheGeometry kGeometry = {.layers = 4,
-                                     .blocks = 8,
-                                     .block_size = 8192,
-                                     .block_stride = 0,
-                                     .ring_blocks = 2,
-                                     .capacity = 16,
-                                     .rows_per_layer = 16,
-                                     .k = 0};
-constexpr std::int64_t kTokens = 6 * 8192 + 5;
-const PlacedRequest kRequest = {{7, 6, 5, 4, 3, 2}, 1};
-
 // The helpers' processes: children of this one.
 std::vector<pid_t> Helpers() {
   std::vector<pid_t> pids;
@@ -53,17 +42,17 @@ class HandoffUcxTest : public HandoffRpcTest {
     ASSERT_TRUE(options.peers.Allow("127.0.0.1").ok());  // where the helpers listen
     source_ = Start("source", options);
     target_ = Start("target", options);
-    from_ = source_.MakeCache("from", kGeometry);
-    to_ = target_.MakeCache("to", kGeometry);
-    Fill(*from_, kRequest, kTokens / 8, kTokens - 1);
+    from_ = source_.MakeCache("from", kLarge);
+    to_ = target_.MakeCache("to", kLarge);
+    Fill(*from_, kLargeRequest, kLargeTokens / 8, kLargeTokens - 1);
   }
   v1::AcceptResponse MustHandOver() {
-    const auto offer = MustOffer(OfferRequestOf(*from_, kRequest, kTokens));
+    const auto offer = MustOffer(OfferRequestOf(*from_, kLargeRequest, kLargeTokens));
     std::memset(to_->memory().data(), kUntouched, static_cast<std::size_t>(to_->memory().bytes()));
     v1::AcceptResponse reply;
-    const auto status = Accept(AcceptRequestOf(offer.handoff(), *to_, kRequest, kTokens), &reply);
+    const auto status = Accept(AcceptRequestOf(offer.handoff(), *to_, kLargeRequest, kLargeTokens), &reply);
     EXPECT_TRUE(status.ok()) << status.error_message();
-    EXPECT_TRUE(BytesOf(*to_) == Expected(*to_, kRequest, kTokens));
+    EXPECT_TRUE(BytesOf(*to_) == Expected(*to_, kLargeRequest, kLargeTokens));
     return reply;
   }
 
@@ -73,7 +62,7 @@ class HandoffUcxTest : public HandoffRpcTest {
 
 TEST_F(HandoffUcxTest, BytesAreRightAndStagingComesBack) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(MustHandOver().transport(), v1::HANDOFF_TRANSPORT_UCX);
-  EXPECT_EQ(target_.Stats().ucx_bytes(), 3 * (kTokens / 8 * 256 + 5 * 1024) * 4);
+  EXPECT_EQ(target_.Stats().ucx_bytes(), 3 * (kLargeTokens / 8 * 256 + 5 * 1024) * 4);
   // When it is acknowledged, and nothing is sent any more.
   while (source_.Stats().offers() + source_.Stats().staged_bytes() > 0) std::this_thread::yield();
 }

@@ -12,19 +12,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/exec_pointers.h"
 #include "server/ucx/environment.h"
 #include "server/ucx/protocol.h"
 
 namespace kvsummary {
 namespace {
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  pointers.reserve(strings.size() + 1);
-  for (std::string& s : strings) pointers.push_back(s.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
 
 // posix_spawn's two attribute objects, with what every start needs.
 class SpawnSettings {
@@ -67,7 +60,7 @@ absl::StatusOr<UcxProcess> SpawnUcx(const std::string& binary, const std::string
   UcxProcess process;
   SpawnSettings settings(theirs.get());
   const int error = posix_spawn(&process.pid, binary.c_str(), &settings.actions, &settings.attributes,
-                                Pointers(arguments).data(), Pointers(environment).data());
+                                ExecPointers(arguments).data(), ExecPointers(environment).data());
   if (error != 0) {
     return absl::NotFoundError(absl::StrFormat("cannot run %s: %s", binary, std::strerror(error)));
   }
